@@ -32,12 +32,12 @@ class UsageError(OvernightError):
 
 
 class UnknownOption(UsageError):
-    """A flag or key that does not exist; names the nearest that does."""
+    """A flag, key or command that does not exist; names the nearest that does."""
 
-    def __init__(self, name: str, known: Iterable[str], where: str = "") -> None:
+    def __init__(self, name: str, known: Iterable[str], where: str = "", *, what: str = "option", see: str = "") -> None:
         near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]}?" if near else ""
-        super().__init__(f"{name} is no option{where}.{hint} See overnight run --help-all.")
+        super().__init__(f"There is no {what} {name}{where}.{hint} See {see or 'overnight run --help-all'}")
 
 
 class InputError(OvernightError):
