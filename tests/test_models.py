@@ -270,7 +270,7 @@ except ModelNotFound as error:
 def resolve_elsewhere(name: str, environ: dict[str, str], start: list[str]) -> str:
     """Resolve in a process of its own, and return the path or the message."""
     command = [sys.executable, *start, name]
-    found = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603 - our own
+    found = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert found.returncode == 0, found.stderr
     return found.stdout.strip()
 

@@ -1,13 +1,13 @@
 """Run a file of OpenAI requests through any inference engine: every answer, in order, once.
 
-    import overnight
+import overnight
 
-    summary = overnight.run("requests.jsonl", "answers.jsonl")            # or: await overnight.run_batch(...)
+summary = overnight.run("requests.jsonl", "answers.jsonl")            # or: await overnight.run_batch(...)
 
-    async with overnight.open_engine("llama") as engine:
-        row = await overnight.run_line(line, engine)
-        async for row in overnight.run_lines(lines, engine):
-            print(row.custom_id, row.json()["response"])
+async with overnight.open_engine("llama") as engine:
+    row = await overnight.run_line(line, engine)
+    async for row in overnight.run_lines(lines, engine):
+        print(row.custom_id, row.json()["response"])
 """
 
 from typing import TYPE_CHECKING, Any
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 _HOMES = {"OvernightError": "errors", "Row": "records", "Summary": "progress"}
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - any public name
+def __getattr__(name: str) -> Any:
     """Import a public name where it is first used: `overnight --help` must not wait for an event loop."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module  # noqa: PLC0415
+    from importlib import import_module
 
     return getattr(import_module(f".{_HOMES.get(name, 'batch')}", __name__), name)

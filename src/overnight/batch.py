@@ -90,10 +90,9 @@ class Batch:
 
     def describe(self) -> str:
         """What will run, in a line."""
-        endpoints = ", ".join(f"{count:,} × {url}" for url, count in self.verdict.endpoints.most_common(4))
-        return (
-            f"{self.source.name}: {self.verdict.requests:,} requests ({endpoints or 'none'}); engine {self.options.engine}"
-        )
+        endpoints = ", ".join(f"{count:,} x {url}" for url, count in self.verdict.endpoints.most_common(4))
+        return f"{self.source.name}: {self.verdict.requests:,} requests ({endpoints or 'none'}); "
+            f"engine {self.options.engine}"
 
     async def run(self) -> Summary:
         """Open the engine, answer every request and write every row. Raises RunError; the output is then a prefix."""
@@ -237,7 +236,9 @@ def _refuse(verdict: Verdict, options: RunOptions, engine: Engine) -> None:
 def _note(verdict: Verdict, options: RunOptions, engine: Engine, watcher: Watcher) -> None:
     """Say what is odd but runs."""
     if verdict.duplicates:
-        watcher.on_note(f"{verdict.duplicates:,} lines repeat an earlier custom_id; their rows follow the input's order")
+        watcher.on_note(
+            f"{verdict.duplicates:,} lines repeat an earlier custom_id; their rows follow the input's order"
+        )
     if verdict.unknown_keys:
         keys = ", ".join(sorted(verdict.unknown_keys)[:5])
         watcher.on_note(f"Unknown top-level keys are ignored: {keys}")
@@ -249,7 +250,9 @@ def _note(verdict: Verdict, options: RunOptions, engine: Engine, watcher: Watche
         if url not in ENDPOINTS:
             watcher.on_note(f"{count:,} lines ask for {url}, which is no endpoint: each gets a 404 row")
         elif url not in engine.endpoints:
-            watcher.on_note(f"{count:,} lines ask for {url}, which {options.engine} does not serve: each gets a 400 row")
+            watcher.on_note(
+                f"{count:,} lines ask for {url}, which {options.engine} does not serve: each gets a 400 row"
+            )
     unserved = sum(count for name, count in verdict.models.items() if name and name not in (engine.models or (name,)))
     if unserved and not options.ignore_request_model:
         watcher.on_note(f"{unserved:,} lines ask for a model that is not served: each gets a 404 row")
@@ -263,7 +266,7 @@ async def run_batch(
     output_file: str | os.PathLike[str],
     *,
     watcher: Watcher | None = None,
-    **options: Any,  # noqa: ANN401 - any option of `overnight run` or of the engine
+    **options: Any,
 ) -> Summary:
     """Run a file of requests and write every row, in order. The options are those of `overnight run`.
 
@@ -272,7 +275,7 @@ async def run_batch(
     Raises OvernightError before anything starts (input, output, options), and RunError when the run ends early:
     the output then holds whole rows for the first requests.
     """
-    import asyncio  # noqa: PLC0415 - preparing a batch needs no event loop
+    import asyncio
 
     values = {**options, "input_file": os.fspath(input_file), "output_file": os.fspath(output_file)}
     mine, theirs = split_options(values)
@@ -281,14 +284,14 @@ async def run_batch(
         return await batch.run()
 
 
-def run(input_file: str | os.PathLike[str], output_file: str | os.PathLike[str], **options: Any) -> Summary:  # noqa: ANN401
+def run(input_file: str | os.PathLike[str], output_file: str | os.PathLike[str], **options: Any) -> Summary:
     """`run_batch` for code without an event loop."""
-    import asyncio  # noqa: PLC0415
+    import asyncio
 
     return asyncio.run(run_batch(input_file, output_file, **options))
 
 
-def open_engine(engine: str = "llama", **options: Any) -> Engine:  # noqa: ANN401 - options of the engine
+def open_engine(engine: str = "llama", **options: Any) -> Engine:
     """An engine for `async with`, to run lines one at a time without loading its model each time."""
     mine, theirs = split_options({**options, "engine": engine})
     made = make_engine(mine, theirs, os.environ, Watcher())
@@ -297,14 +300,18 @@ def open_engine(engine: str = "llama", **options: Any) -> Engine:  # noqa: ANN40
 
 
 async def run_lines(
-    lines: Iterable[str | bytes], engine: Engine, *, max_inflight: int | None = None, **options: Any  # noqa: ANN401
+    lines: Iterable[str | bytes],
+    engine: Engine,
+    *,
+    max_inflight: int | None = None,
+    **options: Any,
 ) -> AsyncIterator[Row]:
     """Answer lines, and yield one row for each in their order, as soon as its turn comes.
 
     `engine` is open (`async with overnight.open_engine("llama") as engine`). A malformed line becomes an error row
-    and the rest goes on; blank lines are skipped. At most 16 × max_inflight rows wait for a slow consumer.
+    and the rest goes on; blank lines are skipped. At most 16 x max_inflight rows wait for a slow consumer.
     """
-    import asyncio  # noqa: PLC0415
+    import asyncio
 
     made = make(RunOptions, options)
     key = RowKey(digest_settings(settings_of(engine, made)), secrets.token_hex(4))
@@ -327,7 +334,7 @@ async def run_lines(
         await task
 
 
-async def run_line(line: str | bytes, engine: Engine, **options: Any) -> Row:  # noqa: ANN401
+async def run_line(line: str | bytes, engine: Engine, **options: Any) -> Row:
     """Answer one line; its row comes back, an error row where the line is malformed. Raises EngineLost."""
     rows = [row async for row in run_lines([line], engine, **options)]
     if not rows:

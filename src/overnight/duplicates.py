@@ -66,7 +66,7 @@ class Duplicates:
         for chunks, bucket in zip(self._chunks, self._buckets, strict=True):
             values = array("q", bucket)
             for offset, size in chunks:
-                assert self._file  # noqa: S101 - chunks lie in it
+                assert self._file
                 self._file.seek(offset)
                 values.frombytes(self._file.read(size))
             if self._file:

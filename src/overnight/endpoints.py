@@ -23,7 +23,9 @@ ENDPOINTS = {
         Endpoint("/v1/completions", (("prompt",),)),
         Endpoint("/v1/responses", (("input",),)),
         Endpoint("/v1/embeddings", (("input",), ("messages",))),
-        Endpoint("/score", (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))),
+        Endpoint(
+            "/score", (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
+        ),
         Endpoint("/rerank", (("query", "documents"),)),
         Endpoint("/v1/audio/transcriptions", (("file_url",),)),
         Endpoint("/v1/audio/translations", (("file_url",),)),

@@ -34,7 +34,9 @@ class UsageError(OvernightError):
 class UnknownOption(UsageError):
     """A flag, key or command that does not exist; names the nearest that does."""
 
-    def __init__(self, name: str, known: Iterable[str], where: str = "", *, what: str = "option", see: str = "") -> None:
+    def __init__(
+        self, name: str, known: Iterable[str], where: str = "", *, what: str = "option", see: str = ""
+    ) -> None:
         near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]}?" if near else ""
         super().__init__(f"There is no {what} {name}{where}.{hint} See {see or 'overnight run --help-all'}")

@@ -181,5 +181,3 @@ def report_problems(verdict: Verdict, path: str, *, at_most: int = 20) -> str:
         codes = ", ".join(f"{code}: {count:,}" for code, count in verdict.problem_codes.most_common())
         shown.append(f"  … and {rest:,} more (in all {codes}). List them: overnight validate -i {path}")
     return "\n".join(shown)
-
-

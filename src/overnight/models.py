@@ -131,7 +131,7 @@ def _parts_of(name: str) -> list[str]:
 
 def _hub_model(repo: str, file: str | None) -> Path:
     try:
-        import huggingface_hub as hub  # noqa: PLC0415 - R9: only who names a repository needs it
+        import huggingface_hub as hub
     except ImportError as error:
         needed = "is no file here; the Hugging Face hub is read with huggingface_hub: pip install 'overnight[llama]'"
         raise ModelNotFound(f"The model {repo} {needed}\n{GIVE_A_PATH}") from error

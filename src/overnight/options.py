@@ -69,7 +69,7 @@ class Option(NamedTuple):
 
 
 def option(
-    default: Any,  # noqa: ANN401 - a field's default is of the field's type
+    default: Any,
     help: str,  # noqa: A002 - the word that everyone uses for it
     topic: str,
     *,
@@ -79,7 +79,7 @@ def option(
     short: str = "",
     choices: Iterable[str] = (),
     parse: typing.Callable[[str], Any] | None = None,
-) -> Any:  # noqa: ANN401 - dataclasses.field says the same
+) -> Any:
     """A dataclass field that is an option; `parse` turns its text into its value, by raising ValueError too."""
     facts = {
         "help": help, "topic": topic, "common": common, "shapes": shapes, "metavar": metavar, "short": short,
@@ -94,7 +94,7 @@ def list_options(table: type) -> dict[str, Option]:
     return {field.name: _make_option(field, hints[field.name]) for field in dataclasses.fields(table) if field.metadata}
 
 
-def _make_option(field: dataclasses.Field[Any], hint: Any) -> Option:  # noqa: ANN401 - a typing hint
+def _make_option(field: dataclasses.Field[Any], hint: Any) -> Option:
     repeatable = typing.get_origin(hint) is tuple
     inner = typing.get_args(hint)[0] if repeatable else hint
     if isinstance(inner, types.UnionType):
@@ -154,7 +154,7 @@ class RunOptions:
     output_file: str = option(
         "", "Where the answers go: a path, or - for standard output", "files", common=True, metavar="PATH", short="-o"
     )
-    overwrite: bool = option(False, "Replace an output file that is there", "files", common=True)  # noqa: FBT003
+    overwrite: bool = option(False, "Replace an output file that is there", "files", common=True)
     error_file: str | None = option(None, "A copy of the failed rows", "files", metavar="PATH")
     output_tmp_dir: str | None = option(
         None, "Where an input that can be read only once is staged (default: beside the output)", "files", metavar="DIR"
@@ -173,7 +173,7 @@ class RunOptions:
         "engine", metavar="NAME",
     )  # fmt: skip
     ignore_request_model: bool = option(
-        False, "Serve every request with the loaded model, whatever body.model says", "engine", shapes=True,  # noqa: FBT003
+        False, "Serve every request with the loaded model, whatever body.model says", "engine", shapes=True,
     )  # fmt: skip
 
     max_inflight: int | None = option(
@@ -192,8 +192,8 @@ class RunOptions:
     max_attempts: int = option(
         3, "Attempts at a request whose failure may pass", "failures", metavar="N", parse=parse_count
     )
-    fail_on_error: bool = option(False, "Exit with 1 when any row failed", "failures")  # noqa: FBT003
+    fail_on_error: bool = option(False, "Exit with 1 when any row failed", "failures")
 
-    no_progress: bool = option(False, "No bar and no progress lines", "watching")  # noqa: FBT003
+    no_progress: bool = option(False, "No bar and no progress lines", "watching")
     summary_json: str | None = option(None, "Write the summary as JSON there", "watching", metavar="PATH")
-    verbose: bool = option(False, "The engine's own log on stderr", "watching")  # noqa: FBT003
+    verbose: bool = option(False, "The engine's own log on stderr", "watching")

@@ -84,7 +84,7 @@ class Output:
             self._append(pending)
 
     def _append(self, rows: list[bytes]) -> None:
-        assert self._descriptor is not None  # noqa: S101 - open() came before
+        assert self._descriptor is not None
         data = memoryview(b"".join(rows))
         try:
             if not self.rows and not self.is_stream:
@@ -129,7 +129,7 @@ class Output:
 def _is_special(path: str) -> bool:
     """Whether something is there that is neither a regular file nor a folder: a FIFO, a terminal."""
     try:
-        mode = os.stat(path).st_mode
+        mode = Path(path).stat().st_mode
     except FileNotFoundError:
         return False
     except OSError as error:

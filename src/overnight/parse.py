@@ -243,7 +243,9 @@ def _kind(value: object) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if _is_number(value):
         return "a number"
-    return {dict: "an object", list: "an array", str: "a string"}[type(value)]
+    if isinstance(value, str):
+        return "a string"
+    return "an object" if isinstance(value, dict) else "an array"
 
 
 def _hint(text: str) -> str:

@@ -136,7 +136,7 @@ class Summary:
         lines = [f"{counts.written:,} of {counts.total:,} rows: {counts.completed:,} completed{failed}"]
         for code, count in counts.codes().most_common(SHOWN_REASONS):
             reason = counts.reasons[code]
-            lines.append(f"  {count:,} × {code}, such as {reason.custom_id!r}: {reason.message}")
+            lines.append(f"  {count:,} x {code}, such as {reason.custom_id!r}: {reason.message}")
         if len(counts.reasons) > SHOWN_REASONS:
             lines.append(f"  … and {len(counts.reasons) - SHOWN_REASONS} other reasons")
         if counts.prompt_tokens or counts.completion_tokens:

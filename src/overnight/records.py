@@ -240,7 +240,7 @@ def encode(value: object) -> bytes:
     try:
         return one_line(msgspec.json.encode(value))
     except UnicodeEncodeError:
-        import json  # noqa: PLC0415 - only for text that is no UTF-8
+        import json
 
         return json.dumps(value).encode()
 
@@ -279,7 +279,7 @@ def failure_row(request: Request, failure: Failure, key: RowKey) -> Row:
 def problem_row(problem: Problem, index: int, line: int, digest: str, key: RowKey) -> Row:
     """The row in the place of a line that is no request."""
     if problem.status is not None and problem.custom_id is not None:
-        stand_in = Request(index, line, problem.custom_id, "", None, b"", None, False, digest)  # noqa: FBT003
+        stand_in = Request(index, line, problem.custom_id, "", None, b"", None, False, digest)
         answer = error_answer(problem.status, problem.message, code=problem.code, param=problem.param)
         row = answer_row(stand_in, answer, key)
         return Row(index, problem.custom_id, row.data, problem.code, problem.message)

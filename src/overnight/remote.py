@@ -281,7 +281,7 @@ class _Https(urllib.request.HTTPSHandler):
 class _Redirects(urllib.request.HTTPRedirectHandler):
     """Follows redirects; secrets go on only within one origin, and never from https to http."""
 
-    def redirect_request(  # noqa: PLR0913, PLR0917 - urllib's signature
+    def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
     ) -> urllib.request.Request | None:
         bare, login = _without_login(newurl)

@@ -33,5 +33,5 @@ def next_wait_s(policy: RetryPolicy, attempt: int, outcome: Answer | Failure, ji
     """
     if attempt >= policy.max_attempts or not is_retryable(outcome):
         return None
-    wait = min(policy.max_wait_s, policy.first_wait_s * 2 ** min(attempt - 1, 30)) * jitter
+    wait = min(policy.max_wait_s, policy.first_wait_s * 2.0 ** min(attempt - 1, 30)) * jitter
     return max(wait, outcome.retry_after_s or 0.0)

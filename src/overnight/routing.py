@@ -13,9 +13,7 @@ class Router:
     paths beyond the table (a server).
     """
 
-    def __init__(
-        self, endpoints: Iterable[str], models: Collection[str] | None, *, any_path: bool = False
-    ) -> None:
+    def __init__(self, endpoints: Iterable[str], models: Collection[str] | None, *, any_path: bool = False) -> None:
         self._endpoints = frozenset(endpoints)
         self._models = None if models is None else frozenset(models)
         self._any_path = any_path

@@ -71,9 +71,7 @@ class Runner:
             async with asyncio.TaskGroup() as group:
                 drain = group.create_task(self._drain(), name="drain")
                 ticker = group.create_task(self._keep_ticking(), name="ticker")
-                workers = [
-                    group.create_task(self._work(), name=f"worker {n}") for n in range(self.window.max_inflight)
-                ]
+                workers = [group.create_task(self._work(), name=f"worker {n}") for n in range(self.window.max_inflight)]
                 await asyncio.wait(workers)
                 self._is_ending = True
                 self._ready.set()

@@ -140,7 +140,7 @@ def open_source(path: str, *, stage: Path, max_line_bytes: int) -> Source:
     Raises InputError.
     """
     try:
-        raw: BinaryIO = os.fdopen(os.dup(0), "rb", 0) if path == "-" else open(path, "rb", buffering=0)  # noqa: SIM115
+        raw: BinaryIO = os.fdopen(os.dup(0), "rb", 0) if path == "-" else Path(path).open("rb", buffering=0)
         if stat.S_ISREG(os.fstat(raw.fileno()).st_mode) and not is_descriptor(path):
             return Source(path, raw, max_line_bytes)
         with raw:
@@ -185,9 +185,9 @@ def _decompress(raw: BinaryIO) -> io.BufferedReader:
     raw.seek(0)
     borrowed = io.FileIO(raw.fileno(), "rb", closefd=False)
     if magic.startswith(_GZIP):
-        return io.BufferedReader(gzip.GzipFile(fileobj=borrowed, mode="rb"), BLOCK_BYTES)  # type: ignore[arg-type]
+        return io.BufferedReader(gzip.GzipFile(fileobj=borrowed, mode="rb"), BLOCK_BYTES)
     if magic == _ZSTD or (magic[1:] == _ZSTD_SKIPPABLE and 0x50 <= magic[0] <= 0x5F):  # noqa: PLR2004
-        return io.BufferedReader(ZstdFile(borrowed, "rb"), BLOCK_BYTES)  # type: ignore[arg-type]
+        return io.BufferedReader(ZstdFile(borrowed, "rb"), BLOCK_BYTES)
     return io.BufferedReader(borrowed, BLOCK_BYTES)
 
 

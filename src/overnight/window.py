@@ -52,7 +52,7 @@ class Window(Generic[Place]):
 
     def release(self, at_most: int) -> list[Place]:
         """The places of the rows whose turn has come, in order; they count as written."""
-        ready = []
+        ready: list[Place] = []
         while self.written in self.waiting and len(ready) < at_most:
             ready.append(self.waiting.pop(self.written))
             self.written += 1

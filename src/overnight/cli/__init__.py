@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(USAGE.format(commands=listed))
         return 0 if words else 2
     if command in {"-V", "--version"}:
-        from overnight import __version__  # noqa: PLC0415
+        from overnight import __version__
 
         sys.stdout.write(f"overnight {__version__}\n")
         return 0
@@ -45,9 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run_command(command: str, words: list[str]) -> int:
     """Run a subcommand; what a user can cause ends in one message, never in a traceback."""
-    from importlib import import_module  # noqa: PLC0415
+    from importlib import import_module
 
-    from overnight.errors import OvernightError, UnknownOption  # noqa: PLC0415
+    from overnight.errors import OvernightError, UnknownOption
 
     try:
         if command not in COMMANDS:

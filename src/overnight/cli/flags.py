@@ -28,18 +28,18 @@ def make_parser(
     )  # fmt: skip
     groups: dict[str, argparse._ArgumentGroup] = {}
     for option in sorted(options, key=lambda each: TOPICS.index(each.topic)):
-        group = groups.setdefault(option.topic, parser.add_argument_group(option.topic))  # type: ignore[arg-type]
+        group = groups.setdefault(option.topic, parser.add_argument_group(option.topic))
         _add(group, option, is_shown=show_all or option.common)
     return parser
 
 
-def _add(group: Any, option: Option, *, is_shown: bool) -> None:  # noqa: ANN401 - argparse's group has no public name
+def _add(group: Any, option: Option, *, is_shown: bool) -> None:
     facts: dict[str, Any] = {"dest": option.name, "help": _help(option) if is_shown else argparse.SUPPRESS}
     if option.type is bool:
         facts["action"] = "store_true"
     else:
         facts["action"] = "append" if option.repeatable else "store"
-        facts["metavar"] = "{%s}" % ",".join(option.choices) if option.choices else option.metavar or "VALUE"
+        facts["metavar"] = f"{{{','.join(option.choices)}}}" if option.choices else option.metavar or "VALUE"
     names = [option.short, option.flag] if option.short else [option.flag]
     group.add_argument(*names, **facts)
 
@@ -75,19 +75,22 @@ def refuse_rest(rest: Sequence[str], known: Iterable[Option], where: str) -> Non
     raise UnknownOption(flag.partition("=")[0], names, where)
 
 
-def read_config(path: str, known: Mapping[str, Option] | None = None) -> dict[str, Any]:
-    """The options that a TOML file sets, by name; dashes and underscores are one. Raises UsageError."""
+def read_config(path: str) -> dict[str, Any]:
+    """The keys and values of a TOML file; dashes and underscores are one. Raises UsageError."""
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"Cannot read --config {path}: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"--config {path} is no TOML: {error}") from error
-    values = {name.replace("-", "_"): value for name, value in table.items()}
-    for name in values if known is not None else ():
+    return {name.replace("-", "_"): value for name, value in table.items()}
+
+
+def refuse_unknown_keys(path: str, names: Iterable[str], known: Mapping[str, Option]) -> None:
+    """Refuse a key that is no option, naming the nearest. Raises UnknownOption."""
+    for name in names:
         if name not in known:
             raise UnknownOption(name, known, f" (a key in {path})")
-    return values
 
 
 def refuse_missing(flag: str, example: str) -> NoReturn:

@@ -17,7 +17,9 @@ Answers a file of OpenAI requests (JSON Lines, as for OpenAI's Batch API) and wr
 
   overnight run -i requests.jsonl -o answers.jsonl
 """
-EPILOG = "More options, and those of the engine: overnight run --help-all. Any option may stand in a TOML file: --config"
+EPILOG = (
+    "More options, and those of the engine: overnight run --help-all. Any option may stand in a TOML file: --config"
+)
 
 
 def main(words: Sequence[str]) -> int:
@@ -34,7 +36,7 @@ def main(words: Sequence[str]) -> int:
     return _run(options, engine_options)
 
 
-def _parser(options: Any, *, show_all: bool) -> argparse.ArgumentParser:  # noqa: ANN401 - options in any collection
+def _parser(options: Any, *, show_all: bool) -> argparse.ArgumentParser:
     parser = flags.make_parser("run", ABOUT, options, show_all=show_all, epilog="" if show_all else EPILOG)
     more = parser.add_argument_group("more")
     more.add_argument("--config", metavar="FILE", help="a TOML file whose keys are options")
@@ -53,7 +55,7 @@ def _print_help(mine: dict[str, Option], engine: str, *, show_all: bool) -> int:
 
 def _engine_options(engine: str) -> dict[str, Option]:
     """An engine's own options; its library need not be installed."""
-    from overnight.engines import load_engine  # noqa: PLC0415
+    from overnight.engines import load_engine
 
     return list_options(load_engine(engine).options_type)
 
@@ -70,21 +72,21 @@ def _split(
         given, rest = flags.parse(flags.make_parser("run", ABOUT, theirs.values()), rest)
         flags.refuse_rest(rest, [*mine.values(), *theirs.values()], f" of overnight run or of the engine {engine}")
     if config:
-        flags.read_config(config, {**mine, **theirs})
+        flags.refuse_unknown_keys(config, values, {**mine, **theirs})
     options = make(RunOptions, {name: value for name, value in values.items() if name in mine})
     return options, {**{name: value for name, value in values.items() if name in theirs}, **given}
 
 
 def _run(options: RunOptions, engine_options: dict[str, Any]) -> int:
-    from overnight.batch import prepare_batch  # noqa: PLC0415
+    from overnight.batch import prepare_batch
 
-    from .watch import make_watcher  # noqa: PLC0415
+    from .watch import make_watcher
 
     watcher = make_watcher(is_quiet=options.no_progress)
     try:
         with prepare_batch(options, engine_options, environ=os.environ, watcher=watcher) as batch:
             watcher.on_note(batch.describe())
-            import asyncio  # noqa: PLC0415
+            import asyncio
 
             summary = asyncio.run(batch.run())
     finally:
@@ -98,7 +100,7 @@ def _run(options: RunOptions, engine_options: dict[str, Any]) -> int:
 
 
 def _write_summary(path: str, summary: dict[str, Any]) -> None:
-    import json  # noqa: PLC0415
+    import json
 
     try:
         Path(path).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")

@@ -83,10 +83,8 @@ def _list_duplicates(source: Source, repeated: set[int]) -> None:
 
 
 def _report(source: Source, verdict: Verdict) -> str:
-    lines = [
-        f"{source.name}: {verdict.lines:,} lines, {verdict.bytes:,} bytes, {verdict.requests:,} requests, "
-        f"{verdict.problem_count:,} with problems"
-    ]
+    counted = f"{verdict.requests:,} requests, {verdict.problem_count:,} with problems"
+    lines = [f"{source.name}: {verdict.lines:,} lines, {verdict.bytes:,} bytes, {counted}"]
     lines += [f"  endpoint {url}: {count:,}" for url, count in verdict.endpoints.most_common()]
     for model, count in verdict.models.most_common():
         lines.append(f"  model {model}: {count:,}" if model is not None else f"  no model named: {count:,}")

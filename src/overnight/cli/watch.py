@@ -130,7 +130,7 @@ class BarWatcher(Watcher):
         try:
             if self._bar is None or what != self._what:
                 self._open(what, total)
-            assert self._bar is not None  # noqa: S101 - just opened
+            assert self._bar is not None
             self._bar.update(self._task, completed=done, total=total, facts=facts)  # type: ignore[arg-type]
             self._bar.refresh()
         except OSError:
@@ -138,13 +138,18 @@ class BarWatcher(Watcher):
             self._bar = None
 
     def _open(self, what: str, total: int | None) -> None:
-        from rich.console import Console  # noqa: PLC0415
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn  # noqa: PLC0415
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
         if self._bar:
             self._bar.stop()
         self._what = what
-        columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[facts]}")
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[facts]}"),
+        )
         self._bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=what != "rows")
         self._task = self._bar.add_task(what, total=total, facts="")
         self._bar.start()

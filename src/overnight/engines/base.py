@@ -72,13 +72,13 @@ class Engine(abc.ABC):
         """What of the model shapes answers, known before it is open."""
         return {"model": self.context.model}
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 - most engines have nothing to refuse
         """Refuse, before anything is loaded, what could not be opened. Raises OvernightError."""
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *_: object) -> None:  # noqa: B027 - nor to give back
         """Give everything back; requests in flight were cancelled and awaited before."""
 
     @abc.abstractmethod

@@ -10,7 +10,8 @@ import asyncio
 import random
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import IO, Any, Self
 
 import msgspec
 
@@ -72,16 +73,16 @@ class EchoEngine(Engine):
         self.peak = 0
         self.answered = 0
         self._attempts: Counter[int] = Counter()
-        self._log = None
+        self._log: IO[str] | None = None
 
     @property
     def models(self) -> tuple[str, ...] | None:
         """Whatever was named with --served-model-name; else any."""
         return self.context.served or None
 
-    async def __aenter__(self) -> "EchoEngine":
+    async def __aenter__(self) -> Self:
         if self._options.echo_log:
-            self._log = open(self._options.echo_log, "a", buffering=1, encoding="utf-8")  # noqa: ASYNC230, SIM115
+            self._log = Path(self._options.echo_log).open("a", buffering=1, encoding="utf-8")  # noqa: ASYNC230, SIM115 - closed in __aexit__
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -144,6 +145,6 @@ class EchoEngine(Engine):
         return f"<EchoEngine: {self.inflight} inflight (peak {self.peak}), {self.answered} answered>"
 
 
-def script(**facts: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+def script(**facts: Any) -> dict[str, Any]:
     """A chat body that scripts the engine, for tests and benchmarks."""
     return {"messages": [{"role": "user", "content": "hi"}], "echo": facts}

@@ -97,7 +97,7 @@ class LlamaEngine(Engine):
     def __init__(self, context: EngineContext, options: LlamaOptions | None = None) -> None:
         super().__init__(context, options or LlamaOptions())
         self._options = options or LlamaOptions()
-        from overnight.models import DEFAULT_MODEL, served_names  # noqa: PLC0415 - 65 ms that --help need not pay
+        from overnight.models import DEFAULT_MODEL, served_names
 
         self._model_flag = context.model or DEFAULT_MODEL
         self._names = served_names(self._model_flag, context.served)
@@ -133,11 +133,11 @@ class LlamaEngine(Engine):
 
     async def __aenter__(self) -> Self:
         """Fetch the model where it must be, load it, and wait until it answers. Raises ModelNotFound, EngineLost."""
-        import aiohttp  # noqa: PLC0415
+        import aiohttp
 
-        from overnight.models import resolve_model  # noqa: PLC0415
+        from overnight.models import resolve_model
 
-        from .gguf import describe  # noqa: PLC0415
+        from .gguf import describe
 
         model: Model = await _in_thread(
             lambda: resolve_model(
@@ -168,8 +168,8 @@ class LlamaEngine(Engine):
             raise
         return self
 
-    def _parameters(self, path: Path, info: "GgufInfo", key: str) -> Any:  # noqa: ANN401 - xllamacpp.CommonParams
-        import xllamacpp  # noqa: PLC0415
+    def _parameters(self, path: Path, info: "GgufInfo", key: str) -> Any:
+        import xllamacpp
 
         options = self._options
         trained = info.context_length or DEFAULT_CONTEXT
@@ -207,7 +207,7 @@ class LlamaEngine(Engine):
         return str(self._folder / "llama.sock")
 
     def _connect(self) -> tuple[str, "aiohttp.BaseConnector"]:
-        import aiohttp  # noqa: PLC0415
+        import aiohttp
 
         if self._folder:
             return "http://llama", aiohttp.UnixConnector(str(self._folder / "llama.sock"), limit=0, force_close=True)
@@ -245,7 +245,7 @@ class LlamaEngine(Engine):
 
     async def _rank(self, pairs: scoring.Pairs, *, is_rerank: bool, answer_id: str) -> Answer:
         """Ask the reranker for each query; its answers are logits, the sigmoid of which vLLM gives as scores."""
-        import msgspec  # noqa: PLC0415
+        import msgspec
 
         scores = [0.0] * len(pairs.right)
         tokens = 0
@@ -264,9 +264,9 @@ class LlamaEngine(Engine):
         return scoring.shape_scores(pairs, scores, usage, self._names[0], is_rerank=is_rerank, answer_id=answer_id)
 
     async def _post(self, path: str, body: bytes) -> Answer:
-        import aiohttp  # noqa: PLC0415
+        import aiohttp
 
-        assert self._session is not None  # noqa: S101 - open
+        assert self._session is not None
         try:
             async with self._session.post(self._base_url + path, data=body) as response:
                 return Answer(response.status, await response.read())
@@ -283,8 +283,8 @@ def usable_cores() -> int:
     return cores
 
 
-def _load(params: Any) -> Any:  # noqa: ANN401 - xllamacpp's
-    import xllamacpp  # noqa: PLC0415
+def _load(params: Any) -> Any:
+    import xllamacpp
 
     return xllamacpp.Server(params)
 
@@ -298,13 +298,13 @@ async def _in_thread(work: Callable[[], T]) -> T:
         try:
             outcome = work()
         except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
-            _tell(lambda: future.set_exception(error) if not future.done() else None)
+            tell(future.set_exception, error)
         else:
-            _tell(lambda: future.set_result(outcome) if not future.done() else None)
+            tell(future.set_result, outcome)
 
-    def _tell(set_it: Callable[[], None]) -> None:
+    def tell(settle: Callable[[Any], None], outcome: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(set_it)
+            loop.call_soon_threadsafe(lambda: None if future.done() else settle(outcome))
 
     threading.Thread(target=run, name="overnight llama", daemon=True).start()
     return await future
