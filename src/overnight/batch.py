@@ -91,8 +91,8 @@ class Batch:
     def describe(self) -> str:
         """What will run, in a line."""
         endpoints = ", ".join(f"{count:,} x {url}" for url, count in self.verdict.endpoints.most_common(4))
-        return f"{self.source.name}: {self.verdict.requests:,} requests ({endpoints or 'none'}); "
-            f"engine {self.options.engine}"
+        requests = f"{self.verdict.requests:,} requests ({endpoints or 'none'})"
+        return f"{self.source.name}: {requests}; engine {self.options.engine}"
 
     async def run(self) -> Summary:
         """Open the engine, answer every request and write every row. Raises RunError; the output is then a prefix."""

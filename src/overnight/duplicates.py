@@ -7,7 +7,7 @@ of 10⁷ lines: good enough for a warning, and `Duplicates.hashes` lets a second
 
 import tempfile
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator  # noqa: TC003 - as everywhere else
 from pathlib import Path
 from typing import IO
 

@@ -140,7 +140,7 @@ def open_source(path: str, *, stage: Path, max_line_bytes: int) -> Source:
     Raises InputError.
     """
     try:
-        raw: BinaryIO = os.fdopen(os.dup(0), "rb", 0) if path == "-" else Path(path).open("rb", buffering=0)
+        raw: BinaryIO = os.fdopen(os.dup(0), "rb", 0) if path == "-" else Path(path).open("rb", buffering=0)  # noqa: SIM115
         if stat.S_ISREG(os.fstat(raw.fileno()).st_mode) and not is_descriptor(path):
             return Source(path, raw, max_line_bytes)
         with raw:
