@@ -50,12 +50,13 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_header_is_described(path):
     path.write_bytes(EMBEDDER)
-    assert describe(path) == GgufInfo("bert", 512, 2, has_chat_template=False, name="Made up")
+    assert describe(path) == GgufInfo("bert", 512, 2, chat_template="", name="Made up")
 
 
 def test_what_the_header_does_not_say_is_none(path):
     path.write_bytes(gguf(pair("general.architecture", 8, "llama"), pair("tokenizer.chat_template", 8, "{{ x }}")))
-    assert describe(path) == GgufInfo("llama", None, None, has_chat_template=True, name="")
+    assert describe(path) == GgufInfo("llama", None, None, chat_template="{{ x }}", name="")
+    assert describe(path).has_chat_template
 
 
 def test_values_of_the_wrong_type_are_not_believed(path):
@@ -68,7 +69,8 @@ def test_values_of_the_wrong_type_are_not_believed(path):
             pair("tokenizer.chat_template", 7, 1),
         )
     )
-    assert describe(path) == GgufInfo("llama", None, None, has_chat_template=False, name="")
+    assert describe(path) == GgufInfo("llama", None, None, chat_template="", name="")
+    assert not describe(path).has_chat_template
 
 
 @pytest.mark.parametrize("version", [2, 3])

@@ -17,8 +17,8 @@ __version__ = "0.1.0"
 __all__ = ["OvernightError", "Row", "Summary", "open_engine", "run", "run_batch", "run_line", "run_lines"]
 
 if TYPE_CHECKING:
-    from .batch import open_engine, run, run_batch, run_line, run_lines
     from .errors import OvernightError
+    from .library import open_engine, run, run_batch, run_line, run_lines
     from .progress import Summary
     from .records import Row
 
@@ -31,4 +31,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f".{_HOMES.get(name, 'batch')}", __name__), name)
+    return getattr(import_module(f".{_HOMES.get(name, 'library')}", __name__), name)

@@ -1,170 +1,324 @@
 """One batch, from its files to its summary: what the command line and the Python functions call.
 
-`prepare_batch` judges input, output and options, in plain code, before an engine's library is imported or a model is
-loaded; `Batch.run` then opens the engine and runs what was prepared.
+`prepare_batch` judges options, output and input, and finds what an earlier run left, in plain code, before an
+engine's library is imported or a model is loaded; `Batch.run` then opens the engine and runs what is missing.
 """
 
-import os
+import asyncio
+import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, Self, TypeVar
 
+from .again import RetryOutput, check_room, count_rows, find_failed
+from .checks import list_notes, refuse_batch, refuse_options
+from .disk import Disk
 from .duplicates import Duplicates
-from .endpoints import ENDPOINTS
 from .engines import find_engine
-from .engines.base import Engine, EngineContext
-from .errors import BatchInvalid, UnknownOption, UsageError
-from .folders import cache_folder
-from .judge import Verdict, judge_source, number_lines, oversized_problem, report_problems
-from .options import RunOptions, list_options, make, shaping
-from .output import Output
-from .parse import parse_request
+from .engines.base import Engine
+from .errors import RunStopped, UsageError
+from .expire import expire, plan_stop
+from .files import BatchFiles
+from .head import Head, InputFacts, from_facts, parse_head
+from .items import Items, chosen_items, missing_items, read_lines
+from .judge import Verdict, judge_source
+from .options import RunOptions
+from .output import Output, Sink
 from .progress import Clock, Counts, Summary, Watcher
-from .records import Problem, Request, Row, RowKey, digest_line, digest_settings, problem_row
-from .retry import RetryPolicy
-from .routing import Router
-from .runner import Pace, Runner
+from .records import RowKey
+from .runner import Runner
+from .settings import check_engine, make_engine, make_pace, make_router, settings_of
 from .source import Source, open_source
+from .target import Target
 from .window import Window
 
-# Rows that wait for an earlier one are held in memory, so starts keep this close to the first unwritten row.
-AHEAD_FACTOR = 16
-
-
-def make_engine(
-    options: RunOptions, engine_options: Mapping[str, object], environ: Mapping[str, str], watcher: Watcher
-) -> Engine:
-    """The engine that the options name, not yet open. Raises EngineMissing, UnknownOption, UsageError."""
-    kind = find_engine(options.engine)
-    context = EngineContext(
-        model=options.model, served=options.served_model_name, log_path="-" if options.verbose else None,
-        environ=environ, on_progress=watcher.on_download,
-    )  # fmt: skip
-    return kind(context, make(kind.options_type, engine_options, f" of the engine {options.engine}"))
-
-
-def split_options(values: Mapping[str, object]) -> tuple[RunOptions, dict[str, object]]:
-    """The run's options, and what is left for its engine. Raises UnknownOption where neither knows a name."""
-    known = list_options(RunOptions)
-    mine = {name: value for name, value in values.items() if name in known}
-    rest = {name: value for name, value in values.items() if name not in known}
-    options = make(RunOptions, mine)
-    if rest:
-        theirs = list_options(find_engine(options.engine).options_type)
-        for name in rest:
-            if name not in theirs:
-                raise UnknownOption(name, [*known, *theirs], f" of overnight run or of the engine {options.engine}")
-    return options, rest
-
-
-def settings_of(engine: Engine, options: RunOptions) -> dict[str, Any]:
-    """The settings that shape answers, for the digest in each row's id."""
-    mine = {name: value for name, value in shaping(options).items() if name != "model"}
-    return {**mine, **engine.identity, "engine_options": shaping(engine.options)}
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Batch:
-    """A batch that was judged and may run; closing it gives its files back."""
+    """A batch that was judged and may run, once; closing it gives its files and its lock back."""
 
     def __init__(
-        self, options: RunOptions, engine: Engine, source: Source, verdict: Verdict, output: Output, watcher: Watcher
+        self, options: RunOptions, engine: Engine, verdict: Verdict, files: BatchFiles, watcher: Watcher, disk: Disk
     ) -> None:
+        """What `prepare_batch` found."""
         self.options = options
         self.engine = engine
-        self.source = source
         self.verdict = verdict
-        self.output = output
+        self.files = files
+        self.source = files.source
+        self.target = files.target
         self.watcher = watcher
-        self.key = RowKey(digest_settings(settings_of(engine, options)), secrets.token_hex(4))
-        self.counts = Counts(total=verdict.requests)
-        self._started_at = time.monotonic()
+        self.disk = disk
+        self.key = RowKey(files.digest, secrets.token_hex(4))
+        self.counts = files.earlier.counts  # of the whole batch
+        self.again: Counts | None = None  # of the failed rows that run again
+        self.runner: Runner | None = None
+        self.summary = Summary(self.counts, self.target.name, options.engine, options.model)
+        self._engines = contextlib.AsyncExitStack()
+        self._is_open = False
+        self._is_expiring = False  # the deadline came, and what did not run gets a row that says so
+        self._stopped: RunStopped | None = None
+        self._task: asyncio.Task[Any] | None = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.source.__exit__(kind, error, at)
+    def __exit__(self, *_: object) -> None:
+        self.files.close()
+
+    @property
+    def missing(self) -> int:
+        """How many requests have no row, neither in the output nor in the journal."""
+        earlier = self.files.earlier
+        return self.verdict.requests - earlier.kept - (0 if earlier.is_retry else earlier.waiting)
+
+    @property
+    def keeps_input(self) -> bool:
+        """Whether a staged input (`source.staged`) stays for the command that goes on."""
+        return self.files.keeps_input
+
+    # -- in words
 
     def describe(self) -> str:
-        """What will run, in a line."""
+        """What was found and what will run, in a line or two."""
         endpoints = ", ".join(f"{count:,} x {url}" for url, count in self.verdict.endpoints.most_common(4))
-        requests = f"{self.verdict.requests:,} requests ({endpoints or 'none'})"
-        return f"{self.source.name}: {requests}; engine {self.options.engine}"
+        found = f"{self.source.name}: {self.verdict.requests:,} requests ({endpoints or 'none'}); "
+        found += f"engine {self.options.engine}"
+        there = self._describe_earlier()
+        return f"{found}\n{there}" if there else found
+
+    def _describe_earlier(self) -> str:
+        earlier, name, options = self.files.earlier, self.target.name, self.options
+        if self.target.is_stream:
+            return f"{name} is no file: nothing there can be locked, or continued"
+        if earlier.is_anew:
+            return f"{name} is replaced when the first new row is ready; until then it stays as it is"
+        if not (earlier.kept or earlier.waiting or earlier.torn or earlier.torn_ahead):
+            return ""
+        there = f"{name} has {earlier.kept:,} rows"
+        if earlier.torn:
+            there += f" (behind them {earlier.torn:,} bytes that are no whole row are cut)"
+        if earlier.is_retry:
+            there += f", and {earlier.waiting:,} new answers wait in its journal to take failed rows' places"
+        elif earlier.waiting:
+            there += f", {earlier.waiting:,} more wait in its journal"
+        if earlier.torn_ahead:
+            there += f" ({earlier.torn_ahead:,} bytes of the journal are no whole row, and dropped)"
+        if options.overwrite:
+            there += "; the unfinished run was itself begun with --overwrite"
+        if self.missing:
+            left = "get a batch_expired row" if options.expire else "are left to run"
+            return f"{there}: {self.missing:,} requests {left}"
+        return f"{there}: every request has its row, and nothing is missing"
+
+    def describe_end(self) -> str:
+        """What a run that ended early leaves, in half a sentence."""
+        if self.again:
+            done = f"{self.again.written:,} of {self.again.total:,} failed rows were run again"
+            return f"{done}; the new answers wait in the journal"
+        return f"{self.counts.written:,} of {self.verdict.requests:,} rows are written, whole and in order"
+
+    # -- a run and its phases
 
     async def run(self) -> Summary:
-        """Open the engine, answer every request and write every row. Raises RunError; the output is then a prefix."""
-        summary = Summary(self.counts, self.output.name, self.options.engine, self.options.model)
-        self.output.open()
-        completed = False
-        try:
-            if self.verdict.requests:
-                await self._run_engine(summary)
-            completed = True
-        finally:
-            self.output.close(completed=completed)
-            self.watcher.on_end()
-        summary.wall_s = time.monotonic() - self._started_at
-        return summary
+        """Open the engine, answer what is missing and write every row.
 
-    async def _run_engine(self, summary: Summary) -> None:
+        Raises RunError; the same command then goes on.
+        """
+        self._task = asyncio.current_task()
         began = time.monotonic()
-        async with self.engine as engine:
-            summary.load_s = time.monotonic() - began
-            summary.model = ", ".join(engine.models or ()) or None
-            max_inflight = self.options.max_inflight or engine.max_inflight
-            summary.max_inflight = max_inflight
-            workers = min(max_inflight, self.verdict.requests)
-            window: Window[Row] = Window(workers, AHEAD_FACTOR * max_inflight)
-            clock = Clock(self.counts)
-            self.watcher.on_start(clock)
-            began = time.monotonic()
+        timer = self._set_deadline()
+        try:
+            async with self._engines:
+                if self.files.earlier.is_retry:
+                    await self._merge()
+                await self._run_missing()
+                if self.options.retry_errors:
+                    await self._run_failed()
+            self.files.finish()
+        except asyncio.CancelledError:
+            if self._stopped is None:
+                raise
+            raise self._stopped from None
+        finally:
+            if timer:
+                timer.cancel()
+            self.watcher.on_end()
+            self.summary.counts = self.counts
+            self.summary.wall_s = time.monotonic() - began
+        return self.summary
+
+    async def _run_missing(self) -> None:
+        """Run the requests that have no row."""
+        earlier = self.files.earlier
+        if self._is_complete():
+            return
+        output: Output | None = None
+        is_left = self.options.expire or not self.missing  # whether only the journal's rows, or expired ones, are left
+        try:
             try:
-                await Runner(
-                    self._items(), engine, window=window, router=make_router(engine, self.options), key=self.key,
-                    pace=make_pace(self.options), write=self._write,
-                    tick=lambda: self.watcher.on_tick(clock, window.inflight), tick_s=self.watcher.interval_s,
-                ).run()  # fmt: skip
-            finally:
-                summary.run_s = time.monotonic() - began
-                self.watcher.on_tick(clock, window.inflight)
+                if not is_left:
+                    await self._open_engine()
+                    output = self._make_output()
+                    await self._run(missing_items(self.source, earlier.kept, earlier.places, self.key), output)
+            except (RunStopped, asyncio.CancelledError):
+                if not self._is_told_to_expire():
+                    raise
+                is_left = True
+            if is_left:
+                output = output or self._make_output()
+                await expire(output, self.source, earlier.places, earlier.kept, self.key)
+        finally:
+            if output:
+                output.close()
 
-    async def _write(self, rows: list[Row]) -> None:
-        self.output.write(rows)
-        self.counts.add(rows)
+    def _is_complete(self) -> bool:
+        """Whether there is nothing to write: no row, no tail to cut, no copy of failed rows, no file to make."""
+        earlier = self.files.earlier
+        is_whole = earlier.kept == self.verdict.requests and not earlier.torn
+        return is_whole and bool(self.verdict.requests) and not self.target.errors
 
-    def _items(self) -> Iterator[Request | Row]:
-        """The input's requests in order; a line that is none as its row."""
-        index = 0
-        for block in self.source.blocks():
-            if block.data is None:
-                problem = oversized_problem(block, self.source.max_line_bytes)
-                yield problem_row(problem, index, block.number, digest_line(b"%d" % block.oversized), self.key)
-                index += 1
-                continue
-            for number, line in number_lines(block):
-                yield _request_or_row(line, index, number, self.key)
-                index += 1
+    async def _run_failed(self) -> None:
+        """Run the failed rows again, and put the new ones in their places."""
+        path, which = self.target.path, self.options.retry_errors
+        failed = find_failed(path, read_lines(self.source), self.disk, which, self.key.run)
+        if not failed:
+            others = " (those that failed, failed for good: --retry-errors all)" if self.counts.failed else ""
+            self.watcher.on_note(f"There is no failed row to run again{others if which == 'failed' else ''}")
+            return
+        check_room(path)
+        self.watcher.on_note(f"{len(failed):,} failed rows run again")
+        engine = await self._open_engine()
+        self.again = Counts(total=len(failed))
+        sink = RetryOutput(
+            path,
+            self.files.journal,
+            Window(self.options.max_inflight or engine.max_inflight),
+            begin=self.files.begin_again,
+            on_written=self.again.add,
+            disk=self.disk,
+            sync_interval_s=self.options.sync_interval,
+        )
+        try:
+            await self._run(chosen_items(self.source, failed, self.key), sink)
+        finally:
+            sink.close()
+        self.files.earlier.places = self.files.journal.load(0, {self.key.settings})
+        await self._merge()
+        self.again = None
+
+    async def _merge(self) -> None:
+        """Let the journal's answers take their rows' places."""
+        await _in_thread(self.files.merge, self.files.earlier.places)
+        self.counts = await _in_thread(count_rows, self.target.path, self.disk, self.verdict.requests)
+        await _in_thread(self.files.copy_errors)
+
+    async def _open_engine(self) -> Engine:
+        """The engine, opened by the first phase that needs it."""
+        if self._stopped:
+            raise self._stopped
+        if not self._is_open:
+            began = time.monotonic()
+            self.watcher.on_load(self.options.model or self.options.engine)
+            await self._engines.enter_async_context(self.engine)
+            self._is_open = True
+            self.summary.load_s = time.monotonic() - began
+            self.summary.model = ", ".join(self.engine.models or ()) or None
+        return self.engine
+
+    async def _run(self, items: Items, sink: Sink) -> None:
+        if self._stopped:
+            raise self._stopped
+        self.summary.max_inflight = sink.window.max_inflight
+        clock = Clock(self.again or self.counts)
+        self.watcher.on_start(clock)
+        began = time.monotonic()
+        self.runner = Runner(
+            items,
+            self.engine,
+            sink,
+            router=make_router(self.engine, self.options),
+            key=self.key,
+            pace=make_pace(self.options),
+            tick=lambda: self.watcher.on_tick(clock, sink.window.inflight),
+            tick_s=self.watcher.interval_s,
+        )
+        try:
+            await self.runner.run()
+            await sink.sync()
+        except RunStopped:
+            raise self._stopped or RunStopped() from None
+        finally:
+            self.runner = None
+            self.summary.add_run(clock, time.monotonic() - began)
+            self.watcher.on_tick(clock, sink.window.inflight)
+
+    def _make_output(self) -> Output:
+        options = self.options
+        inflight = options.max_inflight or (self.engine.max_inflight if self._is_open else 1)
+        ahead = options.max_ahead and max(options.max_ahead, inflight)
+        file, errors = self.target.make_file(), self.target.make_errors()
+        return Output(
+            file,
+            self.files.journal,
+            Window(inflight, ahead, first=self.files.earlier.kept),
+            begin=lambda: self.files.begin(file, errors),
+            on_written=self.counts.add,
+            disk=self.disk,
+            sync_interval_s=options.sync_interval,
+            errors=errors,
+        )
+
+    # -- an early end
+
+    def stop(self, stopped: RunStopped, grace_s: float) -> None:
+        """End the run with that error: nothing more starts, and what is in flight may finish within the grace."""
+        if self._stopped is None or self._is_expiring:
+            self._stopped = stopped
+        self._is_expiring = False
+        if self.runner:
+            self.runner.stop(grace_s)
+        elif self._task:
+            self._task.cancel()
+
+    def _set_deadline(self) -> asyncio.TimerHandle | None:
+        """Stop in time for all to be on the disk at the deadline."""
+        options = self.options
+        if options.deadline is None:
+            return None
+        will_expire = options.on_deadline == "expire"
+        wait_s, grace_s = plan_stop(options.deadline - time.time(), options.grace, self.missing if will_expire else 0)
+        stopped = RunStopped("--deadline came before the last row")
+        if wait_s <= 0:  # nothing is to start, nor the engine to be opened
+            self._stopped, self._is_expiring = stopped, will_expire
+            return None
+
+        def come() -> None:
+            if self._stopped is None:
+                self.stop(stopped, grace_s)
+                self._is_expiring = will_expire
+
+        return asyncio.get_running_loop().call_later(wait_s, come)
+
+    def _is_told_to_expire(self) -> bool:
+        """Whether the deadline came and asks for rows in the place of those that did not run."""
+        if self._is_expiring and self._task:
+            while self._task.cancelling():  # the engine was still being opened
+                self._task.uncancel()
+        return self._is_expiring
 
 
-def make_router(engine: Engine, options: RunOptions) -> Router:
-    """What of the requests the open engine is asked."""
-    models = None if options.ignore_request_model else engine.models
-    return Router(engine.endpoints, models, any_path=engine.any_path)
-
-
-def make_pace(options: RunOptions) -> Pace:
-    """How requests are tried."""
-    return Pace(timeout_s=options.timeout, retry=RetryPolicy(max_attempts=options.max_attempts))
-
-
-def _request_or_row(line: bytes, index: int, number: int, key: RowKey) -> Request | Row:
-    request = parse_request(line, index, number)
-    if isinstance(request, Problem):
-        return problem_row(request, index, number, digest_line(line), key)
-    return request
+async def _in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Do what must not be left half done: a cancellation waits for its end."""
+    task = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 def prepare_batch(
@@ -173,179 +327,53 @@ def prepare_batch(
     *,
     environ: Mapping[str, str],
     watcher: Watcher | None = None,
+    disk: Disk | None = None,
 ) -> Batch:
     """Judge everything that can be judged before an engine is opened. Raises OvernightError; nothing is touched."""
-    watcher = watcher or Watcher()
-    for name in ("input_file", "output_file"):
-        if not getattr(options, name):
-            raise UsageError(f"--{name.replace('_', '-')} is needed: overnight run -i requests.jsonl -o answers.jsonl")
-    output = Output(options.output_file, overwrite=options.overwrite, error_file=options.error_file)
-    output.check()
+    watcher, disk = watcher or Watcher(), disk or Disk()
+    target = Target(options, environ, disk)
+    refuse_options(options, is_stream=target.is_stream)
+    target.check()
     engine = make_engine(options, engine_options or {}, environ, watcher)
-    stage = stage_path(options, output, environ)
-    source = open_source(options.input_file, stage=stage, max_line_bytes=options.max_line_bytes)
-    try:
-        output.refuse_same(source.stat(), source.name)
-        verdict = _judge(source, stage.parent, watcher)
-        _refuse(verdict, options, engine)
-        if verdict.requests:
-            engine.check()
-        _note(verdict, options, engine, watcher)
-    except BaseException:
-        source.__exit__(None, None, None)
-        raise
-    return Batch(options, engine, source, verdict, output, watcher)
+    if not target.has_rows:
+        find_engine(options.engine)  # an output that is complete needs none
+    target.clean_cache()
+    with contextlib.ExitStack() as undo:
+        journal = target.lock()
+        undo.callback(target.unlock, is_finished=False)
+        source = open_source(options.input_file, stage=target.staging, max_line_bytes=options.max_line_bytes)
+        undo.callback(source.close)
+        target.refuse_same(source.stat(), source.name)
+        head, _, _ = parse_head(journal.read_head())
+        verdict = _judge(source, target, head, watcher)
+        refuse_batch(verdict, options, engine)
+        settings = settings_of(engine, options)
+        files = BatchFiles(options, settings, source, verdict, target=target, journal=journal, disk=disk)
+        undo.callback(files.hold_input)
+        files.find()
+        if files.earlier.is_anew and options.expire:
+            raise UsageError("--expire completes a run that stopped; with --overwrite its rows would go: leave one out")
+        batch = Batch(options, engine, verdict, files, watcher, disk)
+        if (batch.missing and not options.expire) or options.retry_errors:
+            check_engine(options, engine)
+        for note in list_notes(verdict, options, engine):
+            watcher.on_note(note)
+        undo.pop_all()
+    return batch
 
 
-def stage_path(options: RunOptions, output: Output, environ: Mapping[str, str]) -> Path:
-    """Where an input that can be read only once is copied to: beside the output, unless told otherwise."""
-    name = f"{output.path.name if not output.is_stream else 'overnight'}.input"
-    if options.output_tmp_dir:
-        return Path(options.output_tmp_dir) / name
-    if output.is_stream:
-        return cache_folder(environ) / f"{os.getpid()}.{name}"
-    return output.path.with_name(name)
-
-
-def _judge(source: Source, spill_folder: Path, watcher: Watcher) -> Verdict:
+def _judge(source: Source, target: Target, head: Head | None, watcher: Watcher) -> Verdict:
+    """The first pass; its verdict comes from the journal where the input is the one that it names."""
     size = source.stat().st_size
-    duplicates = Duplicates(spill_folder)
+    if head:
+        done = 0
+        for block in source.first_pass():
+            done += len(block.data) if block.data is not None else block.oversized
+            watcher.on_pass(done, size)
+        if head.input == InputFacts(done, source.digest):
+            return from_facts(head.verdict, done)
+    duplicates = Duplicates(target.stage.parent)
     try:
         return judge_source(source, duplicates=duplicates, on_block=lambda done: watcher.on_pass(done, size))
     finally:
         duplicates.close()
-
-
-def _refuse(verdict: Verdict, options: RunOptions, engine: Engine) -> None:
-    """Refuse what can be seen to be wrong before the model loads."""
-    if verdict.problem_count and options.on_invalid == "fail":
-        report = report_problems(verdict, options.input_file)
-        raise BatchInvalid(options.input_file, report, verdict.problem_count)
-    served = engine.models
-    if served is None or options.ignore_request_model or not verdict.models:
-        return
-    if None not in verdict.models and not any(name in verdict.models for name in served):
-        asked = ", ".join(repr(name) for name, _ in verdict.models.most_common(3))
-        raise UsageError(
-            f"No line of {options.input_file} asks for the model that is served: the lines ask for {asked}, served "
-            f"is {', '.join(map(repr, served))}. Serve all lines with it: --ignore-request-model. "
-            f"Or give it the name that they ask for: --served-model-name"
-        )
-
-
-def _note(verdict: Verdict, options: RunOptions, engine: Engine, watcher: Watcher) -> None:
-    """Say what is odd but runs."""
-    if verdict.duplicates:
-        watcher.on_note(
-            f"{verdict.duplicates:,} lines repeat an earlier custom_id; their rows follow the input's order"
-        )
-    if verdict.unknown_keys:
-        keys = ", ".join(sorted(verdict.unknown_keys)[:5])
-        watcher.on_note(f"Unknown top-level keys are ignored: {keys}")
-    if verdict.problem_count:
-        watcher.on_note(f"{verdict.problem_count:,} lines are no requests; each gets an error row in its place")
-    if engine.any_path:
-        return
-    for url, count in verdict.endpoints.items():
-        if url not in ENDPOINTS:
-            watcher.on_note(f"{count:,} lines ask for {url}, which is no endpoint: each gets a 404 row")
-        elif url not in engine.endpoints:
-            watcher.on_note(
-                f"{count:,} lines ask for {url}, which {options.engine} does not serve: each gets a 400 row"
-            )
-    unserved = sum(count for name, count in verdict.models.items() if name and name not in (engine.models or (name,)))
-    if unserved and not options.ignore_request_model:
-        watcher.on_note(f"{unserved:,} lines ask for a model that is not served: each gets a 404 row")
-
-
-# -- from Python ---------------------------------------------------------------------------------------------------
-
-
-async def run_batch(
-    input_file: str | os.PathLike[str],
-    output_file: str | os.PathLike[str],
-    *,
-    watcher: Watcher | None = None,
-    **options: Any,
-) -> Summary:
-    """Run a file of requests and write every row, in order. The options are those of `overnight run`.
-
-        summary = await overnight.run_batch("in.jsonl", "out.jsonl", engine="llama", max_inflight=8)
-
-    Raises OvernightError before anything starts (input, output, options), and RunError when the run ends early:
-    the output then holds whole rows for the first requests.
-    """
-    import asyncio
-
-    values = {**options, "input_file": os.fspath(input_file), "output_file": os.fspath(output_file)}
-    mine, theirs = split_options(values)
-    batch = await asyncio.to_thread(prepare_batch, mine, theirs, environ=os.environ, watcher=watcher)
-    with batch:
-        return await batch.run()
-
-
-def run(input_file: str | os.PathLike[str], output_file: str | os.PathLike[str], **options: Any) -> Summary:
-    """`run_batch` for code without an event loop."""
-    import asyncio
-
-    return asyncio.run(run_batch(input_file, output_file, **options))
-
-
-def open_engine(engine: str = "llama", **options: Any) -> Engine:
-    """An engine for `async with`, to run lines one at a time without loading its model each time."""
-    mine, theirs = split_options({**options, "engine": engine})
-    made = make_engine(mine, theirs, os.environ, Watcher())
-    made.check()
-    return made
-
-
-async def run_lines(
-    lines: Iterable[str | bytes],
-    engine: Engine,
-    *,
-    max_inflight: int | None = None,
-    **options: Any,
-) -> AsyncIterator[Row]:
-    """Answer lines, and yield one row for each in their order, as soon as its turn comes.
-
-    `engine` is open (`async with overnight.open_engine("llama") as engine`). A malformed line becomes an error row
-    and the rest goes on; blank lines are skipped. At most 16 x max_inflight rows wait for a slow consumer.
-    """
-    import asyncio
-
-    made = make(RunOptions, options)
-    key = RowKey(digest_settings(settings_of(engine, made)), secrets.token_hex(4))
-    inflight = max_inflight or engine.max_inflight
-    queue: asyncio.Queue[list[Row] | None] = asyncio.Queue(maxsize=1)
-    runner = Runner(
-        _read_lines(lines, key), engine, window=Window(inflight, AHEAD_FACTOR * inflight),
-        router=make_router(engine, made), key=key, pace=make_pace(made), write=queue.put,
-    )  # fmt: skip
-
-    async def work() -> None:
-        await runner.run()
-        await queue.put(None)
-
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(work())
-        while rows := await queue.get():
-            for row in rows:
-                yield row
-        await task
-
-
-async def run_line(line: str | bytes, engine: Engine, **options: Any) -> Row:
-    """Answer one line; its row comes back, an error row where the line is malformed. Raises EngineLost."""
-    rows = [row async for row in run_lines([line], engine, **options)]
-    if not rows:
-        raise UsageError("The line is blank: there is no request in it")
-    return rows[0]
-
-
-def _read_lines(lines: Iterable[str | bytes], key: RowKey) -> Iterator[Request | Row]:
-    index = 0
-    for number, line in enumerate(lines, 1):
-        data = (line.encode(errors="surrogatepass") if isinstance(line, str) else bytes(line)).removesuffix(b"\n")
-        if data and not data.isspace():
-            yield _request_or_row(data, index, number, key)
-            index += 1

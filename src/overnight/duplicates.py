@@ -7,7 +7,7 @@ of 10⁷ lines: good enough for a warning, and `Duplicates.hashes` lets a second
 
 import tempfile
 from array import array
-from collections.abc import Iterator  # noqa: TC003 - as everywhere else
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -26,11 +26,12 @@ class Duplicates:
         self._file: IO[bytes] | None = None
         self._chunks: list[list[tuple[int, int]]] = [[] for _ in range(BUCKETS)]  # (offset, bytes) in the file
 
-    def add(self, custom_id: str) -> None:
-        """Take one more line's id."""
-        value = hash(custom_id)
-        self._buckets[value & (BUCKETS - 1)].append(value)
-        self._in_memory += 1
+    def add_all(self, custom_ids: Sequence[str]) -> None:
+        """Take some more lines' ids."""
+        buckets = self._buckets
+        for value in map(hash, custom_ids):
+            buckets[value & (BUCKETS - 1)].append(value)
+        self._in_memory += len(custom_ids)
         if self._in_memory >= self._max_in_memory:
             self._spill()
 
@@ -55,6 +56,8 @@ class Duplicates:
             self._file.close()
 
     def _spill(self) -> None:
+        if self._folder:
+            self._folder.mkdir(parents=True, exist_ok=True)
         self._file = self._file or tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - closed in close()
         for chunks, bucket in zip(self._chunks, self._buckets, strict=True):
             chunks.append((self._file.tell(), len(bucket) * bucket.itemsize))

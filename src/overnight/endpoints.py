@@ -38,18 +38,24 @@ REQUIRED_FIELDS = tuple(
 
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
 _VERSIONED = re.compile(r"/v[0-9]+(/score|/rerank)")
+_MAX_REMEMBERED = 1000  # a file may give each line a url of a megabyte
 
 
 def normalise_url(url: str) -> str:
     """The path that a request's url names: origin, query, fragment and trailing slashes dropped, case kept."""
-    path = _ORIGIN.sub("", url, count=1) if "://" in url else url
+    origin = _ORIGIN.match(url) if "://" in url else None
+    path = url[origin.end() :] if origin else url
     path = path.partition("#")[0].partition("?")[0].rstrip("/")
     return path if path.startswith("/") else f"/{path}"
 
 
-@lru_cache(maxsize=1024)
 def find_endpoint(url: str) -> Endpoint | None:
     """The endpoint that a url names, or None: with or without /v1; /score and /rerank under one /vN too."""
+    return _find_endpoint(url) if len(url) <= _MAX_REMEMBERED else _find_endpoint.__wrapped__(url)
+
+
+@lru_cache(maxsize=1024)
+def _find_endpoint(url: str) -> Endpoint | None:
     path = normalise_url(url)
     versioned = _VERSIONED.fullmatch(path)
     if versioned:

@@ -11,7 +11,8 @@
     └── RunError           3    the run ended early; what was written is a true prefix
         ├── EngineLost     3    the engine can answer no more, or could not start
         ├── InputChanged   3    the input is no longer what the first pass judged
-        └── OutputLost     3    the output can be written no more
+        ├── OutputLost     3    the output can be written no more
+        └── RunStopped     3    asked to stop: a signal (its own exit code), or --deadline
 
 A request's own failure is data (`records.Failure`), never an exception.
 """
@@ -102,3 +103,11 @@ class OutputLost(RunError):
 
     def __init__(self, path: str | Path, cause: OSError) -> None:
         super().__init__(f"Cannot write the output {path}: {cause.strerror or cause}")
+
+
+class RunStopped(RunError):
+    """The run was asked to stop before its last row; what is left can be run by the same command."""
+
+    def __init__(self, reason: str = "The run was stopped", exit_code: int = 3) -> None:
+        super().__init__(reason)
+        self.exit_code = exit_code

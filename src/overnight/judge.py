@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from operator import itemgetter
+from typing import Any
 
 import msgspec
 
 from .duplicates import Duplicates
-from .parse import Envelope, judge, parse_request
+from .parse import Envelope, Head, judge, parse_request
 from .records import INVALID_JSON_LINE, Problem
 from .source import Block, Source
 
@@ -35,8 +36,8 @@ class Verdict:
     bytes: int = 0
     good: int = 0
     streamed: int = 0
-    duplicates: int = 0
-    endpoints: Counter[str] = field(default_factory=Counter)  # by url as normalised, good lines only
+    duplicates: int = 0  # good lines whose custom_id stood before
+    endpoints: Counter[str] = field(default_factory=Counter)  # by endpoint, else by url as written; good lines only
     models: Counter[str | None] = field(default_factory=Counter)  # None: the body names no model
     problem_codes: Counter[str] = field(default_factory=Counter)
     problems: list[tuple[int, Problem]] = field(default_factory=list)  # the first 10,000, with their line numbers
@@ -62,7 +63,12 @@ def judge_source(
     """
     verdict = Verdict(on_problem=on_problem)
     for block in source.first_pass():
-        _judge_block(block, verdict, duplicates)
+        if block.data is None:
+            verdict.lines += 1
+            verdict.bytes += block.oversized
+            _note_problem(verdict, block.number, oversized_problem(block, source.max_line_bytes))
+        else:
+            _judge_block(block, block.data, verdict, duplicates)
         if on_block:
             on_block(verdict.bytes)
     if duplicates:
@@ -83,16 +89,11 @@ def oversized_problem(block: Block, limit: int) -> Problem:
     return Problem(INVALID_JSON_LINE, what)
 
 
-def _judge_block(block: Block, verdict: Verdict, duplicates: Duplicates | None) -> None:
-    if block.data is None:
-        verdict.lines += 1
-        verdict.bytes += block.oversized
-        _note_problem(verdict, block.number, oversized_problem(block, block.oversized - 1))
-        return
+def _judge_block(block: Block, data: bytes, verdict: Verdict, duplicates: Duplicates | None) -> None:
     lines = block.lines()
     verdict.lines += len(lines)
-    verdict.bytes += len(block.data)
-    envelopes = _decode_block(block.data, lines)
+    verdict.bytes += len(data)
+    envelopes = _decode_block(data, lines)
     if envelopes is not None:
         _judge_decoded(lines, envelopes, block.number, verdict, duplicates)
         return
@@ -126,36 +127,46 @@ def _decode_block(data: bytes, lines: list[bytes]) -> list[Envelope] | None:
 def _judge_decoded(
     lines: list[bytes], envelopes: list[Envelope], number: int, verdict: Verdict, duplicates: Duplicates | None
 ) -> None:
-    urls: Counter[str] = Counter()
-    models: Counter[str | None] = Counter()
+    good: list[str] = []
+    last: Head | None = None  # the head of the lines before: nearly all share one, and are counted together
+    url, run = "", 0
     for line, envelope in zip(lines, envelopes, strict=True):
         head = judge(line, envelope)
         if isinstance(head, Problem):
             _note_problem(verdict, number, head)
         else:
-            urls[head.endpoint or envelope.url] += 1
-            models[head.model] += 1
-            verdict.streamed += head.is_streamed
-            if head.unknown_keys and len(verdict.unknown_keys) < MAX_KEPT_NAMES:
-                verdict.unknown_keys.update(head.unknown_keys)
-        if duplicates:
-            duplicates.add(envelope.custom_id)
+            good.append(envelope.custom_id)
+            if head is last:
+                run += 1
+            else:
+                _count(verdict, last, url, run)
+                last, url, run = head, envelope.url, 1
         number += 1
-    good = urls.total()
-    verdict.good += good
-    verdict.requests += good
-    _add(verdict.endpoints, urls)
-    _add(verdict.models, models)
+    _count(verdict, last, url, run)
+    verdict.good += len(good)
+    verdict.requests += len(good)
+    if duplicates:
+        duplicates.add_all(good)
 
 
-def _add(total: Counter[str] | Counter[str | None], part: Counter[str] | Counter[str | None]) -> None:
-    for name, count in part.items():
-        known = name in total or len(total) < MAX_KEPT_NAMES
-        total[_short(name) if known else OTHERS] += count  # type: ignore[index]
+def _count(verdict: Verdict, head: Head | None, url: str, lines: int) -> None:
+    """Count good lines that have one head."""
+    if head is None:
+        return
+    _add(verdict.endpoints, head.endpoint or url, lines)
+    _add(verdict.models, head.model, lines)
+    verdict.streamed += head.is_streamed * lines
+    if head.unknown_keys and len(verdict.unknown_keys) < MAX_KEPT_NAMES:
+        verdict.unknown_keys.update(map(_shorten, head.unknown_keys[:MAX_KEPT_NAMES]))
 
 
-def _short(name: str | None) -> str | None:
-    return name if name is None or len(name) <= MAX_NAME else f"{name[:MAX_NAME]}…"
+def _add(total: Counter[Any], name: str | None, count: int) -> None:
+    short = name if name is None else _shorten(name)
+    total[short if short in total or len(total) < MAX_KEPT_NAMES else OTHERS] += count
+
+
+def _shorten(name: str) -> str:
+    return name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}…"
 
 
 def _note_problem(verdict: Verdict, number: int, problem: Problem) -> None:

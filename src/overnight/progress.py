@@ -11,6 +11,7 @@ from .records import Row
 MAX_REASONS = 1_000
 SHOWN_REASONS = 5
 MAX_MESSAGE = 300
+SHOWN_MESSAGE = 160
 
 
 @dataclass(slots=True)
@@ -67,7 +68,8 @@ class Clock:
     def __init__(self, counts: Counts, now: float | None = None) -> None:
         self.counts = counts
         self.started_at = time.monotonic() if now is None else now
-        self._marks: list[tuple[float, int, int]] = [(self.started_at, 0, 0)]
+        self.rows, self.tokens = counts.written, counts.completion_tokens  # what earlier runs had written
+        self._marks: list[tuple[float, int, int]] = [(self.started_at, self.rows, self.tokens)]
 
     def tick(self, now: float | None = None) -> tuple[float, float, float | None]:
         """Rows per second, generated tokens per second, and seconds left (None while that cannot be said)."""
@@ -85,17 +87,32 @@ class Clock:
 
 @dataclass(slots=True)
 class Summary:
-    """How a run ended: `counts` of the whole batch, times in seconds, and where the rows are."""
+    """How a run ended: `counts` of the whole batch, `rows` and `tokens` of this run, times in seconds.
+
+    Rates are those of this run.
+    """
 
     counts: Counts
     output: str
     engine: str
     model: str | None
     max_inflight: int = 0
+    rows: int = 0
+    tokens: int = 0
     load_s: float = 0.0
     run_s: float = 0.0
     wall_s: float = 0.0
     notes: list[str] = field(default_factory=list)
+
+    def add_run(self, clock: Clock, run_s: float) -> None:
+        """Count what was written since a clock began."""
+        self.rows += clock.counts.written - clock.rows
+        self.tokens += clock.counts.completion_tokens - clock.tokens
+        self.run_s += run_s
+
+    def _rate(self, count: int) -> float:
+        """A count by this run's seconds; 0 where it ran nothing."""
+        return count / self.run_s if self.run_s else 0.0
 
     @property
     def all_failed(self) -> bool:
@@ -121,8 +138,9 @@ class Summary:
                 "prompt_tokens": counts.prompt_tokens, "completion_tokens": counts.completion_tokens,
                 "cached_tokens": counts.cached_tokens,
             },
-            "tokens_per_second": round(counts.completion_tokens / self.run_s, 1) if self.run_s else 0.0,
-            "requests_per_second": round(counts.written / self.run_s, 1) if self.run_s else 0.0,
+            "this_run": {"rows": self.rows, "completion_tokens": self.tokens},
+            "tokens_per_second": round(self._rate(self.tokens), 1),
+            "requests_per_second": round(self._rate(self.rows), 1),
             "load_s": round(self.load_s, 3),
             "run_s": round(self.run_s, 3),
             "wall_s": round(self.wall_s, 3),
@@ -131,26 +149,30 @@ class Summary:
 
     def as_text(self) -> str:
         """The summary for people, a fact a line."""
-        counts, run_s = self.counts, max(self.run_s, 1e-9)
+        counts = self.counts
         failed = f", {counts.failed:,} failed" if counts.failed else ""
-        lines = [f"{counts.written:,} of {counts.total:,} rows: {counts.completed:,} completed{failed}"]
+        now = "" if self.rows == counts.written else f" ({self.rows:,} by this run)"
+        lines = [f"{counts.written:,} of {plural(counts.total, 'row')}: {counts.completed:,} completed{failed}{now}"]
         for code, count in counts.codes().most_common(SHOWN_REASONS):
             reason = counts.reasons[code]
-            lines.append(f"  {count:,} x {code}, such as {reason.custom_id!r}: {reason.message}")
+            example = f", such as {reason.custom_id!r}" if reason.custom_id is not None else ""
+            lines.append(f"  {count:,} x {code}{example}: {reason.message[:SHOWN_MESSAGE]}")
         if len(counts.reasons) > SHOWN_REASONS:
             lines.append(f"  … and {len(counts.reasons) - SHOWN_REASONS} other reasons")
         if counts.prompt_tokens or counts.completion_tokens:
             cached = f" ({counts.cached_tokens:,} cached)" if counts.cached_tokens else ""
-            lines.append(
-                f"tokens: {counts.prompt_tokens:,} in{cached}, {counts.completion_tokens:,} out, "
-                f"{counts.completion_tokens / run_s:,.1f} out per second"
-            )
-        lines.append(
-            f"time: {format_seconds(self.wall_s)} ({format_seconds(self.load_s)} to load "
-            f"{self.model or self.engine}), {counts.written / run_s:,.1f} rows per second"
-        )
+            rate = f", {self._rate(self.tokens):,.1f} out per second" if self.tokens else ""
+            lines.append(f"tokens: {counts.prompt_tokens:,} in{cached}, {counts.completion_tokens:,} out{rate}")
+        load = f" ({format_seconds(self.load_s)} to load {self.model or self.engine})" if self.load_s else ""
+        rate = f", {self._rate(self.rows):,.1f} rows per second" if self.rows else ""
+        lines.append(f"time: {format_seconds(self.wall_s)}{load}{rate}")
         lines.append(f"output: {self.output}")
         return "\n".join(lines)
+
+
+def plural(count: int, word: str) -> str:
+    """A count and its noun: 1 row, 2 rows."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def format_seconds(seconds: float) -> str:
@@ -191,6 +213,9 @@ class Watcher:
 
     def on_download(self, what: str, done: int, total: int) -> None:
         """A model's download, in bytes; `total` is 0 where it is unknown."""
+
+    def on_load(self, what: str) -> None:
+        """The engine is being opened, which may take long."""
 
     def on_start(self, clock: Clock) -> None:
         """The engine is open; the first request starts."""

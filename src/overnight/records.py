@@ -6,6 +6,7 @@ which few bytes change). A row is OpenAI's (https://platform.openai.com/docs/api
 """
 
 import hashlib
+import json
 import re
 from typing import Any, NamedTuple
 
@@ -85,7 +86,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     """One line of the output, and what the counts need of it.
 
     `data` is the line with its newline. `code` is empty for a completed request, else the error's code (or
-    `http_` and the status); `message` says more. Token counts are those of the answer's usage.
+    `http_` and the status); `message` says more. Token counts are those of the answer's usage; `line` is the input's
+    (0 for a row that was read back).
     """
 
     index: int
@@ -96,11 +98,24 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    line: int = 0
 
     def json(self) -> dict[str, Any]:
         """The row as Python objects; numbers lose what Python's float cannot hold."""
-        row: dict[str, Any] = msgspec.json.decode(self.data)
+        row: dict[str, Any]
+        try:
+            row = msgspec.json.decode(self.data)
+        except msgspec.DecodeError:  # JSON all the same: half a surrogate pair, or a number that is too large
+            row = json.loads(self.data, parse_int=_read_int)
         return row
+
+
+def _read_int(digits: str) -> float:
+    """Python refuses to read integers of more than 4,300 digits."""
+    try:
+        return int(digits)
+    except ValueError:
+        return float(digits)
 
 
 class RowKey(NamedTuple):
@@ -172,7 +187,7 @@ def one_line(body: bytes) -> bytes:
     """The same JSON value in bytes that no reader takes for more than one line of UTF-8.
 
     Line breaks go (JSON has them between tokens only); U+2028, U+2029, U+0085 and lone surrogates become
-    escapes. Other bytes that are not UTF-8 stay, for the check that follows.
+    escapes. To be asked only of what `read_head` took for JSON: a line break in a number would join two.
     """
     if b"\n" in body or b"\r" in body:
         body = body.replace(b"\n", b"").replace(b"\r", b"")
@@ -188,27 +203,43 @@ def find_lone_surrogate(text: bytes) -> int:
     return next((match.start() for match in _ESCAPES.finditer(text) if match[1]), -1)
 
 
-def _without_lone_surrogates(body: bytes) -> bytes:
+def without_lone_surrogates(body: bytes) -> bytes:
+    """JSON that strict decoders take: U+FFFD for each escape of half a surrogate pair."""
     return _ESCAPES.sub(lambda match: rb"\ufffd" if match[1] else match[0], body)
 
 
 def read_head(body: bytes) -> _AnswerHead | None:
-    """Usage and error of an answer that is valid JSON; None when it is no JSON value in UTF-8."""
+    """Usage and error of an answer that is valid JSON; None when it is no JSON value in UTF-8.
+
+    Halves of surrogate pairs are let pass, as escapes and as bytes: `one_line` makes both escapes.
+    """
+    head = _read_strictly(body)
+    if head is None:
+        mended = without_lone_surrogates(_RAW_SURROGATE.sub(b"\xef\xbf\xbd", body))
+        head = _read_strictly(mended) if mended != body else None
+    return head
+
+
+def _read_strictly(body: bytes) -> _AnswerHead | None:
     try:
         if not body.isascii():
             body.decode()
         return _decode_head(body)
     except msgspec.ValidationError:
-        return _AnswerHead()  # JSON, but no object: a transcription's text, for one
-    except UnicodeDecodeError:
+        return _AnswerHead() if _is_json(body) else None  # no object: a transcription's text, for one
+    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
         return None
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        _check_json(body)
     except (msgspec.DecodeError, RecursionError):
-        if find_lone_surrogate(body) < 0:
-            return None
-        return read_head(_without_lone_surrogates(body))
+        return False
+    return True
 
 
-def _read_tokens(usage: Raw | UnsetType) -> tuple[int, int, int]:
+def read_tokens(usage: Raw | UnsetType) -> tuple[int, int, int]:
     """Prompt, completion and cached tokens; zeros where the usage is absent or is nothing that we know."""
     if usage is UNSET:
         return 0, 0, 0
@@ -216,20 +247,21 @@ def _read_tokens(usage: Raw | UnsetType) -> tuple[int, int, int]:
         counts = _decode_usage(usage)
         details = counts.prompt_tokens_details or counts.input_tokens_details or UNSET
         cached = None if details is UNSET or bytes(details) == b"null" else _decode_details(details).cached_tokens
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return 0, 0, 0
     return (counts.prompt_tokens or counts.input_tokens or 0, counts.completion_tokens or counts.output_tokens or 0,
             cached or 0)  # fmt: skip
 
 
-def _error_message(head: _AnswerHead, body: bytes) -> str:
+def error_message(head: _AnswerHead, body: bytes) -> str:
     """What an error answer says, for the summary."""
+    if head.error is UNSET:
+        return body[:200].decode(errors="replace")
     try:
-        if head.error is not UNSET:
-            return _decode_error(head.error).message or bytes(head.error).decode()
-    except msgspec.MsgspecError:
-        return bytes(head.error).decode() if head.error is not UNSET else ""
-    return body[:200].decode(errors="replace")
+        message = _decode_error(head.error).message
+    except (msgspec.MsgspecError, RecursionError):
+        message = None
+    return message or bytes(head.error).decode()
 
 
 # -- rows ----------------------------------------------------------------------------------------------------------
@@ -240,9 +272,7 @@ def encode(value: object) -> bytes:
     try:
         return one_line(msgspec.json.encode(value))
     except UnicodeEncodeError:
-        import json
-
-        return json.dumps(value).encode()
+        return without_lone_surrogates(json.dumps(value).encode())
 
 
 def error_answer(status: int, message: str, *, code: str | None, param: str | None = None) -> Answer:
@@ -253,27 +283,27 @@ def error_answer(status: int, message: str, *, code: str | None, param: str | No
 
 def answer_row(request: Request, answer: Answer, key: RowKey) -> Row:
     """The row of a request that an engine (or the runner in its place) answered."""
-    body = one_line(answer.body)
-    head = read_head(body)
+    head = read_head(answer.body)
     if head is None:
         shown = answer.body[:80].decode(errors="replace")
         why = f"The engine answered with status {answer.status} and what is not JSON: {shown!r}"
         return failure_row(request, Failure(INVALID_ANSWER, why), key)
+    body = one_line(answer.body)
     row_id = key.row_id(request.digest, request.index)
     request_id = f"req_{key.run}{request.index:x}" if answer.request_id is None else answer.request_id
     data = b'{"id":"%s","custom_id":%s,"response":{"status_code":%d,"request_id":%s,"body":%s},"error":null}\n' % (
         row_id.encode(), encode(request.custom_id), answer.status, encode(request_id), body)  # fmt: skip
     if answer.status >= 400:  # noqa: PLR2004 - HTTP's line between answers and errors
-        message = _error_message(head, body)
-        return Row(request.index, request.custom_id, data, f"http_{answer.status}", message)
-    return Row(request.index, request.custom_id, data, "", "", *_read_tokens(head.usage))
+        message = error_message(head, body)
+        return Row(request.index, request.custom_id, data, f"http_{answer.status}", message, line=request.line)
+    return Row(request.index, request.custom_id, data, "", "", *read_tokens(head.usage), request.line)
 
 
 def failure_row(request: Request, failure: Failure, key: RowKey) -> Row:
     """The row of a request that never got an HTTP answer."""
     error = {"code": failure.code, "message": failure.message}
     data = _row_without_response(key.row_id(request.digest, request.index), request.custom_id, error)
-    return Row(request.index, request.custom_id, data, failure.code, failure.message)
+    return Row(request.index, request.custom_id, data, failure.code, failure.message, line=request.line)
 
 
 def problem_row(problem: Problem, index: int, line: int, digest: str, key: RowKey) -> Row:
@@ -281,11 +311,10 @@ def problem_row(problem: Problem, index: int, line: int, digest: str, key: RowKe
     if problem.status is not None and problem.custom_id is not None:
         stand_in = Request(index, line, problem.custom_id, "", None, b"", None, False, digest)
         answer = error_answer(problem.status, problem.message, code=problem.code, param=problem.param)
-        row = answer_row(stand_in, answer, key)
-        return Row(index, problem.custom_id, row.data, problem.code, problem.message)
+        return answer_row(stand_in, answer, key)
     error = {"code": problem.code, "message": problem.message, "param": problem.param, "line": line}
     data = _row_without_response(key.row_id(digest, index), problem.custom_id, error)
-    return Row(index, problem.custom_id, data, problem.code, problem.message)
+    return Row(index, problem.custom_id, data, problem.code, problem.message, line=line)
 
 
 def _row_without_response(row_id: str, custom_id: str | None, error: dict[str, Any]) -> bytes:

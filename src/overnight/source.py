@@ -11,11 +11,11 @@ import gzip
 import hashlib
 import io
 import os
-import shutil
+import select
 import stat
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -62,6 +62,7 @@ class Source:
         self.name = name
         self.staged = staged
         self.max_line_bytes = max(max_line_bytes, MIN_LINE_LIMIT)
+        self.keep_staged = False  # set where another run will need what was staged
         self._raw = raw
         self._digests = bytearray()  # 8 bytes for each block of the first pass
 
@@ -69,8 +70,12 @@ class Source:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the file back; a staged copy goes, unless it is to be kept."""
         self._raw.close()
-        if self.staged:
+        if self.staged and not self.keep_staged:
             self.staged.unlink(missing_ok=True)
 
     def stat(self) -> os.stat_result:
@@ -112,21 +117,21 @@ class Source:
         try:
             self._raw.seek(0)
             stream = _decompress(self._raw)
-            if stream.peek(3).startswith(_BOM):
-                stream.read(3)
-            number = 1
+            number, mark = 1, _BOM
             while data := stream.read(BLOCK_BYTES):
+                data, mark = data.removeprefix(mark), b""  # only the input's first block has one
                 # Only the last line can be longer than a block, and so than the limit.
                 if not data.endswith(b"\n"):
                     data += stream.readline(self.max_line_bytes + 1)
+                is_whole = data.endswith(b"\n")
                 start = data.rfind(b"\n", 0, -1) + 1
-                if len(data) - start - data.endswith(b"\n") <= self.max_line_bytes:
+                if len(data) - start - is_whole <= self.max_line_bytes:
                     start = len(data)
                 if start:
                     yield Block(number, data[:start]), _digest(data[:start])
                     number += data.count(b"\n", 0, start) + (not data.endswith(b"\n", 0, start))
                 if start < len(data):
-                    length = len(data) - start + _skip_line(stream)
+                    length = len(data) - start + (-1 if is_whole else _skip_line(stream))
                     yield Block(number, None, length), _digest(b"%d" % length)
                     number += 1
         except (OSError, EOFError, zlib.error, ZstdError) as error:
@@ -139,6 +144,8 @@ def open_source(path: str, *, stage: Path, max_line_bytes: int) -> Source:
     What cannot be read twice is first copied to the file `stage`, which goes when the source is closed.
     Raises InputError.
     """
+    if "\0" in path:
+        raise InputError(repr(path), "a path has no null character")
     try:
         raw: BinaryIO = os.fdopen(os.dup(0), "rb", 0) if path == "-" else Path(path).open("rb", buffering=0)  # noqa: SIM115
         if stat.S_ISREG(os.fstat(raw.fileno()).st_mode) and not is_descriptor(path):
@@ -165,18 +172,28 @@ def _stage(raw: BinaryIO, stage: Path) -> BinaryIO:
     stage.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         stage.unlink()
-    descriptor = os.open(stage, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
-    copy = os.fdopen(descriptor, "r+b", 0)
+    copy: io.FileIO | None = None
     try:
-        with io.BufferedWriter(copy, BLOCK_BYTES) as buffer:
-            shutil.copyfileobj(raw, buffer, BLOCK_BYTES)
-            buffer.flush()
-            buffer.detach()
-    except BaseException:
-        copy.close()
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        copy = io.FileIO(os.open(stage, flags, 0o600), "r+b")
+        while chunk := _read_some(raw):
+            rest = memoryview(chunk)
+            while rest:
+                rest = rest[copy.write(rest) :]
+    except BaseException:  # a signal may come at any of these lines
+        if copy:
+            copy.close()
         stage.unlink(missing_ok=True)
         raise
     return copy
+
+
+def _read_some(raw: BinaryIO) -> bytes:
+    """The next bytes of a pipe or device; none only at its end, also where someone made it non-blocking."""
+    read: Callable[[int], bytes | None] = raw.read
+    while (chunk := read(BLOCK_BYTES)) is None:
+        select.select([raw], [], [])
+    return chunk
 
 
 def _decompress(raw: BinaryIO) -> io.BufferedReader:

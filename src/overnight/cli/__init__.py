@@ -3,8 +3,12 @@
 Nothing is imported here that `overnight --help` does not need: no engine, no event loop, no JSON.
 """
 
+import errno
+import io
 import sys
 from collections.abc import Sequence
+
+from .terminal import lead_nowhere, open_closed_descriptors, say
 
 COMMANDS = {
     "run": "answer a file of requests, in order, once",
@@ -15,21 +19,41 @@ COMMANDS = {
 USAGE = """\
 usage: overnight COMMAND [OPTIONS]
 
-Runs a file of OpenAI requests through any inference engine, and writes every answer, in the order of the
-requests, once.
+Runs a file of OpenAI requests through any inference engine, and writes every
+answer once, in the order of the requests.
 
 commands:
 {commands}
 
-  overnight run -i requests.jsonl -o answers.jsonl      the embedded engine: no server, no GPU
-  overnight COMMAND --help                              the options of a command
+start here:
+  overnight validate -i requests.jsonl              is every line a request?
+  overnight run -i requests.jsonl -o answers.jsonl  without a server or a GPU
+  overnight COMMAND --help                          the options of a command
   overnight --version
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code comes back."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    open_closed_descriptors()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path need not be UTF-8
+    try:
+        code = _choose(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None:  # a file that no error of ours speaks for
+            say(f"overnight: Cannot use {error.filename}: {error.strerror}")
+            return 3
+        lead_nowhere(1)  # standard output: its reader has gone, or its disk is full
+        if error.errno == errno.EPIPE:
+            return 141
+        say(f"overnight: Cannot write to standard output: {error.strerror or error}")
+        return 2
+    return code
+
+
+def _choose(words: list[str]) -> int:
     command = words[0] if words else "--help"
     if command in {"-h", "--help", "help"}:
         listed = "\n".join(f"  {name:<10} {what}" for name, what in COMMANDS.items())
@@ -54,20 +78,9 @@ def _run_command(command: str, words: list[str]) -> int:
             raise UnknownOption(command, COMMANDS, what="command", see="overnight --help")
         code: int = import_module(f"overnight.cli.{command}").main(words)
     except OvernightError as error:
-        _say(f"overnight: {error}")
+        say("\n".join([f"overnight: {error}", *getattr(error, "__notes__", ())]))
         return error.exit_code
     except KeyboardInterrupt:
-        _say("overnight: interrupted; the rows written so far are whole and in order")
+        say("overnight: interrupted")
         return 130
-    except BrokenPipeError:  # whoever read our standard output has gone
-        sys.stderr.close()
-        return 141
     return code
-
-
-def _say(text: str) -> None:
-    try:
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
-    except OSError:
-        pass  # a terminal that is gone does not change how the run ended

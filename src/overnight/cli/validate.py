@@ -2,12 +2,15 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from overnight.duplicates import Duplicates
+from overnight.endpoints import ENDPOINTS
+from overnight.errors import UsageError
 from overnight.folders import cache_folder
-from overnight.judge import Verdict, describe_problem, judge_source, number_lines
+from overnight.judge import OTHERS, Verdict, describe_problem, judge_source, number_lines
 from overnight.options import list_options, make, option, parse_size
 from overnight.parse import parse_request
 from overnight.records import DUPLICATE_CUSTOM_ID, Problem, Request
@@ -16,8 +19,10 @@ from overnight.source import Source, open_source
 from . import flags
 
 ABOUT = """\
-Judges a file of requests without an engine: counts for each endpoint and model, bytes, and every problem by line, code
-and column. Exits with 0 when every line is a request, else with 2.
+Judges a file of requests without an engine: every problem by line, column and code, then counts for each endpoint and
+model. Exits with 0 when every line is a request, else with 2.
+
+  overnight validate -i requests.jsonl\
 """
 
 
@@ -39,28 +44,29 @@ def main(words: Sequence[str]) -> int:
     """Judge a file; what is found goes to standard output."""
     known = list_options(ValidateOptions)
     parser = flags.make_parser("validate", ABOUT, known.values())
-    parser.add_argument("-h", "--help", action="store_true", help="these lines")
     values, rest = flags.parse(parser, words)
     if values.pop("help", False):
         sys.stdout.write(parser.format_help())
         return 0
-    flags.refuse_rest(rest, known.values(), " of overnight validate")
+    flags.refuse_rest(rest, known.values(), " of overnight validate", "overnight validate --help")
     options = make(ValidateOptions, values)
     if not options.input_file:
-        flags.refuse_missing("--input-file", "overnight validate -i requests.jsonl")
+        raise UsageError("--input-file is needed: overnight validate -i requests.jsonl")
     stage = cache_folder(os.environ) / f"{os.getpid()}.validate.input"
     with open_source(options.input_file, stage=stage, max_line_bytes=options.max_line_bytes) as source:
         return _judge(source, stage.parent if stage.parent.is_dir() else None)
 
 
-def _judge(source: Source, spill: object) -> int:
-    duplicates = Duplicates(spill)  # type: ignore[arg-type]
+def _judge(source: Source, spill_folder: Path | None) -> int:
+    duplicates = Duplicates(spill_folder)
     try:
         verdict = judge_source(source, duplicates=duplicates, on_problem=_print_problem)
         if verdict.duplicates:
             _list_duplicates(source, duplicates.hashes())
     finally:
         duplicates.close()
+    if verdict.problem_count or verdict.duplicates:
+        sys.stdout.write("\n")
     sys.stdout.write(_report(source, verdict))
     return 2 if verdict.problem_count else 0
 
@@ -83,16 +89,28 @@ def _list_duplicates(source: Source, repeated: set[int]) -> None:
 
 
 def _report(source: Source, verdict: Verdict) -> str:
-    counted = f"{verdict.requests:,} requests, {verdict.problem_count:,} with problems"
-    lines = [f"{source.name}: {verdict.lines:,} lines, {verdict.bytes:,} bytes, {counted}"]
-    lines += [f"  endpoint {url}: {count:,}" for url, count in verdict.endpoints.most_common()]
-    for model, count in verdict.models.most_common():
-        lines.append(f"  model {model}: {count:,}" if model is not None else f"  no model named: {count:,}")
-    lines += [f"  {code}: {count:,}" for code, count in verdict.problem_codes.most_common()]
-    if verdict.streamed:
-        lines.append(f"  streamed (each gets a 400 row): {verdict.streamed:,}")
-    if verdict.duplicates:
-        lines.append(f"  {DUPLICATE_CUSTOM_ID} (a warning): {verdict.duplicates:,}")
+    """Counts, a section for each kind."""
+    size = f"{_count(verdict.lines, 'line')}, {_count(verdict.bytes, 'byte')}"
+    lines = [f"{source.name}: {size}, {_count(verdict.requests, 'request')}, {verdict.problem_count:,} with problems"]
+    lines += _section("endpoints", ((_word_endpoint(url), count) for url, count in verdict.endpoints.most_common()))
+    lines += _section("models", ((name or "(none named)", count) for name, count in verdict.models.most_common()))
+    lines += _section("problems", verdict.problem_codes.most_common())
+    streamed = "streamed: each gets a 400 row"
+    warnings = {streamed: verdict.streamed, f"{DUPLICATE_CUSTOM_ID}: they run all the same": verdict.duplicates}
+    lines += _section("warnings", ((text, count) for text, count in warnings.items() if count))
     if verdict.unknown_keys:
-        lines.append(f"  unknown top-level keys (ignored): {', '.join(sorted(verdict.unknown_keys)[:10])}")
+        lines.append(f"  unknown top-level keys, which are ignored: {', '.join(sorted(verdict.unknown_keys)[:10])}")
     return "\n".join(lines) + "\n"
+
+
+def _section(title: str, counts: Iterable[tuple[str, int]]) -> list[str]:
+    lines = [f"{count:>11,}  {what}" for what, count in counts]
+    return [f"  {title}", *lines] if lines else []
+
+
+def _word_endpoint(url: str) -> str:
+    return url if url in ENDPOINTS or url == OTHERS else f"{url} (no endpoint: each gets a 404 row)"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"

@@ -1,9 +1,10 @@
 """Answers without a model: for tests, benchmarks and dry runs.
 
-A request may script what happens to it, in `body.echo`: `{"delay": s, "status": n, "size": bytes, "tokens": n,
-"retry_after": s, "fault": name, "times": n}`. Faults: `error` raises inside the engine, `invalid` answers what is
-no JSON, `nan` answers NaN, `lost` ends the engine, `hang` never answers, `refuse` gives a retryable failure. `times`
-lets the first n attempts at a request fail and the next succeed.
+A request may script what happens to it, in `body.echo`: `{"delay": s, "after": n, "status": n, "size": bytes,
+"tokens": n, "retry_after": s, "fault": name, "times": n}`. `after` waits until so many other requests are answered.
+Faults: `error` raises inside the engine, `invalid` answers what is no JSON, `nan` answers NaN, `lost` ends the engine,
+`hang` never answers, `refuse` gives a retryable failure. `times` lets the first n attempts at a request fail and the
+next succeed.
 """
 
 import asyncio
@@ -41,6 +42,7 @@ class Script(msgspec.Struct, frozen=True):
     """What a request asks the engine to do with it."""
 
     delay: float | None = None
+    after: int = 0
     status: int = 200
     size: int = 0
     tokens: int = 1
@@ -114,6 +116,8 @@ class EchoEngine(Engine):
         if script.delay is None and self._options.echo_jitter:
             delay += random.random() * self._options.echo_jitter  # noqa: S311 - no secret
         await asyncio.sleep(delay)
+        while self.answered < script.after:  # noqa: ASYNC110 - a count has no event, and few requests wait so
+            await asyncio.sleep(0.01)
         if script.fault or script.status != 200:  # noqa: PLR2004
             self._attempts[request.index] += 1
             if self._attempts[request.index] <= script.times:

@@ -32,14 +32,19 @@ class GgufInfo:
     """What the header says that decides how a model is served.
 
     `context_length` is in tokens, the length that the model was trained for. `pooling_type` is llama.cpp's number:
-    0 none, 1 mean, 2 cls, 3 last, 4 rank (a reranker). None where the file does not say; `name` is then empty.
+    0 none, 1 mean, 2 cls, 3 last, 4 rank (a reranker). None where the file does not say; texts are then empty.
     """
 
     architecture: str
     context_length: int | None
     pooling_type: int | None
-    has_chat_template: bool
+    chat_template: str
     name: str
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model brings a template of its own."""
+        return self.chat_template != ""
 
 
 def describe(path: str | Path) -> GgufInfo:
@@ -53,7 +58,7 @@ def describe(path: str | Path) -> GgufInfo:
         architecture=architecture,
         context_length=_whole_number(found.get(f"{architecture}.context_length")),
         pooling_type=_whole_number(found.get(f"{architecture}.pooling_type")),
-        has_chat_template=isinstance(template, str) and template != "",
+        chat_template=template if isinstance(template, str) else "",
         name=name if isinstance(name, str) else "",
     )
 

@@ -6,8 +6,10 @@ and byte for byte, and closing the connection ends the work on a request at once
 take Python objects and block until the answer is whole; a stop would need streaming, and the chunks put together.)
 Where Unix sockets are missing (Windows) a loopback port is used, with the same key.
 
-For editors: a server that is destroyed before it listens may hang, and so may one whose model fails to load. Hence
-the threads here are daemons, and the model's header is read first.
+For editors: a server that is destroyed before it has answered anything may hang for ever, and the whole process with
+it, as it holds the interpreter's lock. Hence `_load` gives a server back only when it has answered, threads here are
+daemons, what was loaded for nobody is freed in its own thread, and the model's header is read first. One thread of the
+server does all the work, in steps that nothing interrupts: a step is kept short.
 """
 
 import asyncio
@@ -16,13 +18,13 @@ import importlib.util
 import math
 import os
 import secrets
-import shutil
-import tempfile
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
+from urllib.parse import urlsplit
 
 from overnight.errors import EngineLost, UsageError
 from overnight.options import option, parse_count
@@ -30,6 +32,8 @@ from overnight.records import Answer, Failure, Request
 
 from . import scoring
 from .base import Engine, EngineContext
+from .bodies import GENERATING, refuse_body, reword
+from .sockets import SocketFolder
 
 if TYPE_CHECKING:
     import aiohttp
@@ -40,9 +44,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CHAT = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"
-GENERATING = frozenset({CHAT, "/v1/completions", "/v1/responses"})
 EMBEDDING = frozenset({EMBEDDINGS, "/score", "/rerank"})
 RANKING = frozenset({"/score", "/rerank"})
 # What llama.cpp runs as encoders: they embed, and generate nothing.
@@ -54,7 +56,9 @@ POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 
 DEFAULT_SLOTS = 4  # two cores generate most tokens per second with 4; GPUs want more
 DEFAULT_CONTEXT = 4096
-MAX_EMBEDDED_TOKENS = 2048  # one input is pooled in one step of the engine, which must hold it whole
+# Tokens in one step. A cancelled request may hold the engine for one more, which with 2048 took 15 s on a slow core
+# where 512 took 3 s, at the same speed. But an input that is embedded is pooled in one step, which must hold it whole.
+STEP, EMBEDDING_STEP = 512, 2048
 STOP_S = 10
 
 
@@ -78,6 +82,15 @@ class LlamaOptions:
     chat_template: str | None = option(
         None, "A Jinja template, or a file that holds one, in place of the model's", "engine", metavar="PATH",
         shapes=True,
+    )  # fmt: skip
+    max_num_batched_tokens: int | None = option(
+        None, "Tokens in one step of the engine: an input that is embedded must fit in one (default: "
+        f"{STEP}; {EMBEDDING_STEP} for a model made for embedding, or with --pooling)",
+        "engine", metavar="N", parse=parse_count,
+    )  # fmt: skip
+    no_prefix_caching: bool = option(
+        False, "Compute each prompt anew: slower, but with --max-num-seqs 1 equal requests get equal answers",
+        "engine", shapes=True,
     )  # fmt: skip
     pooling: str | None = option(
         None, "How token vectors become one embedding (default: the model's, else mean)", "engine",
@@ -103,9 +116,10 @@ class LlamaEngine(Engine):
         self._names = served_names(self._model_flag, context.served)
         self.max_inflight = self._options.max_num_seqs
         self._is_ranker = False
+        self._template = ""
         self._server: Any = None
         self._session: aiohttp.ClientSession | None = None
-        self._folder: Path | None = None
+        self._folder: SocketFolder | None = None
         self._base_url = ""
 
     @classmethod
@@ -121,18 +135,32 @@ class LlamaEngine(Engine):
 
     @property
     def identity(self) -> dict[str, object]:
-        """The model as given; a local file by its whole path."""
+        """The model as given, a local file by its whole path; a template by what it says, not by its file's name."""
         path = Path(self._model_flag).expanduser()
-        return {"model": str(path.resolve()) if path.exists() else self._model_flag}
+        model = str(path.resolve()) if path.exists() else self._model_flag
+        template = self._read_template()
+        return {"model": model, **({"template": template} if template else {})}
 
     def check(self) -> None:
-        """Refuse a template that is not there."""
-        template = self._options.chat_template
-        if template and "{" not in template and not Path(template).is_file():
-            raise UsageError(f"--chat-template {template}: there is no such file")
+        """Refuse a template that cannot be read."""
+        self._read_template()
+
+    def _read_template(self) -> str:
+        given = self._options.chat_template
+        if not given or "{" in given:
+            return given or ""
+        try:
+            return Path(given).expanduser().read_text(encoding="utf-8")
+        except FileNotFoundError as error:
+            raise UsageError(f"--chat-template {given}: there is no such file") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--chat-template {given} cannot be read: {error}") from error
 
     async def __aenter__(self) -> Self:
-        """Fetch the model where it must be, load it, and wait until it answers. Raises ModelNotFound, EngineLost."""
+        """Fetch the model where it must be, load it, and wait until it answers.
+
+        Raises ModelNotFound, UsageError, EngineLost.
+        """
         import aiohttp
 
         from overnight.models import resolve_model
@@ -148,7 +176,7 @@ class LlamaEngine(Engine):
         key = secrets.token_urlsafe(32)
         try:
             params = self._parameters(model.path, info, key)
-            self._server = await _in_thread(lambda: _load(params))
+            self._server = await self._load(params)
             self._base_url, connector = self._connect()
             # A connection for each request: a kept one may be closed by the server while a request is on its way.
             self._session = aiohttp.ClientSession(
@@ -159,7 +187,8 @@ class LlamaEngine(Engine):
                 await response.read()
         except RuntimeError as error:
             await self.__aexit__()
-            raise EngineLost(self.name, f"llama.cpp could not load {model.path} ({error}). See --verbose") from error
+            advice = "Is the file whole, and are the engine's options right? --verbose shows llama.cpp's own words"
+            raise EngineLost(self.name, f"llama.cpp could not load {model.path} ({error}). {advice}") from error
         except aiohttp.ClientError as error:
             await self.__aexit__()
             raise EngineLost(self.name, f"it does not answer ({error})") from error
@@ -168,31 +197,51 @@ class LlamaEngine(Engine):
             raise
         return self
 
+    async def _load(self, params: Any) -> Any:
+        """Load in a thread, which keeps the socket's folder if it is abandoned before it ends."""
+        folder = self._folder
+        try:
+            return await _in_thread(
+                lambda: _load(params, folder.socket if folder else None), folder.close if folder else None
+            )
+        except asyncio.CancelledError:
+            self._folder = None
+            raise
+
     def _parameters(self, path: Path, info: "GgufInfo", key: str) -> Any:
         import xllamacpp
 
         options = self._options
         trained = info.context_length or DEFAULT_CONTEXT
         length = options.max_model_len or min(trained, DEFAULT_CONTEXT)
+        if info.context_length and length > trained:
+            raise UsageError(f"--max-model-len {length}: {path.name} was trained for {trained} tokens")
         pooling = POOLINGS[options.pooling] if options.pooling else info.pooling_type or POOLINGS["mean"]
         self._is_ranker = pooling == POOLINGS["rank"]
         if self._is_ranker:
             self.endpoints = RANKING
         elif info.architecture in ENCODERS:
             self.endpoints = EMBEDDING
+        is_embedder = bool(options.pooling or info.pooling_type) or info.architecture in ENCODERS
+        self._template = self._read_template() or info.chat_template
         params = xllamacpp.CommonParams()
         params.model.path = str(path)
         params.model_alias = {self._names[0]}
         params.n_ctx = length * options.max_num_seqs
         params.n_parallel = options.max_num_seqs
+        # A cache for all slots, each with its own limit. With one a slot, llama.cpp cuts inputs that are embedded at
+        # once into pieces of equal length and pools only the last: 17 of 32 embeddings were wrong.
+        params.kv_unified = True
+        params.kv_unified_per_slot = length
         params.n_gpu_layers = options.gpu_layers
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options.threads or usable_cores()
         params.embedding = True
         params.pooling_type = xllamacpp.llama_pooling_type(pooling)
-        params.n_batch = params.n_ubatch = min(max(length, 512), MAX_EMBEDDED_TOKENS)
+        step = min(max(length, STEP), EMBEDDING_STEP) if is_embedder else STEP
+        params.n_batch = params.n_ubatch = options.max_num_batched_tokens or step
+        params.cache_prompt = not options.no_prefix_caching
         if options.chat_template:
-            template = options.chat_template
-            params.chat_template = template if "{" in template else Path(template).read_text(encoding="utf-8")
+            params.chat_template = self._template
         params.verbosity = 3 if self.context.log_path else 0
         params.hostnames = [self._listen_on()]
         params.api_keys = [key]
@@ -203,32 +252,35 @@ class LlamaEngine(Engine):
     def _listen_on(self) -> str:
         if os.name != "posix":
             return "127.0.0.1"
-        self._folder = Path(tempfile.mkdtemp(prefix="overnight-"))  # mode 0700
-        return str(self._folder / "llama.sock")
+        self._folder = SocketFolder(self.context.environ or os.environ)
+        return self._folder.socket
 
     def _connect(self) -> tuple[str, "aiohttp.BaseConnector"]:
         import aiohttp
 
         if self._folder:
-            return "http://llama", aiohttp.UnixConnector(str(self._folder / "llama.sock"), limit=0, force_close=True)
+            return "http://llama", aiohttp.UnixConnector(self._folder.socket, limit=0, force_close=True)
         return self._server.listening_address, aiohttp.TCPConnector(limit=0, force_close=True)
 
     async def __aexit__(self, *_: object) -> None:
         """Close connections, then the server; a server that does not stop is left to the end of the process."""
-        if self._session:
-            await self._session.close()
+        session, self._session = self._session, None
+        if session:
+            await session.close()
         held, self._server = [self._server], None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
                 await _in_thread(held.clear)
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        folder, self._folder = self._folder, None
+        if folder:
+            folder.close()
 
     async def answer(self, request: Request) -> Answer | Failure:
         """Ask the server, and give back what it says; scores come from embeddings where the model is no reranker."""
         if request.endpoint in RANKING:
             return await self._score(request, is_rerank=request.endpoint == "/rerank")
-        return await self._post(request.endpoint or request.url, request.body)
+        path = request.endpoint or request.url
+        return refuse_body(path, request.body, self._template) or await self._post(path, request.body)
 
     async def _score(self, request: Request, *, is_rerank: bool) -> Answer:
         answer_id = f"{'rerank' if is_rerank else 'score'}-{secrets.token_hex(16)}"
@@ -266,10 +318,11 @@ class LlamaEngine(Engine):
     async def _post(self, path: str, body: bytes) -> Answer:
         import aiohttp
 
-        assert self._session is not None
+        if self._session is None:
+            raise EngineLost(self.name, "it is not open")
         try:
             async with self._session.post(self._base_url + path, data=body) as response:
-                return Answer(response.status, await response.read())
+                return reword(response.status, await response.read())
         except (aiohttp.ClientError, ConnectionError) as error:
             raise EngineLost(self.name, f"llama.cpp's server went away ({error})") from error
 
@@ -283,14 +336,42 @@ def usable_cores() -> int:
     return cores
 
 
-def _load(params: Any) -> Any:
+def _load(params: Any, path: str | None) -> Any:
     import xllamacpp
 
-    return xllamacpp.Server(params)
+    server = xllamacpp.Server(params)
+    try:
+        _wait_for_answer(server.listening_address, path)
+    except OSError as error:
+        _unfreed.append(server)
+        raise RuntimeError(f"it loaded, but does not answer: {error}") from error
+    return server
 
 
-async def _in_thread(work: Callable[[], T]) -> T:
-    """Run blocking work in a thread that does not hold up the process's exit."""
+_unfreed: list[Any] = []  # servers that never answered: destroying one may hang the process
+
+
+def _wait_for_answer(address: str, path: str | None) -> None:
+    """Return when the server has answered something. Raises OSError."""
+    if path is None:
+        parts = urlsplit(address)
+        connection = socket.create_connection((parts.hostname or "", parts.port or 0), STOP_S)
+    else:
+        connection = socket.socket(socket.AF_UNIX)
+    with connection:
+        connection.settimeout(STOP_S)
+        if path is not None:
+            connection.connect(path)
+        connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        if not connection.recv(1):
+            raise ConnectionError("it closed the connection")
+
+
+async def _in_thread(work: Callable[[], T], abandoned: Callable[[], None] | None = None) -> T:
+    """Run blocking work in a thread that does not hold up the process's exit.
+
+    `abandoned` is called when the work has ended and nobody waited for it: cancelling does not end it.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -300,11 +381,19 @@ async def _in_thread(work: Callable[[], T]) -> T:
         except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
             tell(future.set_exception, error)
         else:
-            tell(future.set_result, outcome)
+            if not future.cancelled():  # else it goes with this thread: freeing a server takes long
+                tell(future.set_result, outcome)
+        if future.cancelled() and abandoned:
+            abandoned()
 
     def tell(settle: Callable[[Any], None], outcome: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(lambda: None if future.done() else settle(outcome))
 
     threading.Thread(target=run, name="overnight llama", daemon=True).start()
-    return await future
+    try:
+        return await future
+    except asyncio.CancelledError:
+        if not future.cancelled() and abandoned:  # it ended in the same turn
+            abandoned()
+        raise

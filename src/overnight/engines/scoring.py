@@ -22,9 +22,16 @@ class _ScoreBody(msgspec.Struct):
     text_2: Any = None
     queries: Any = None
     documents: Any = None
+    items: Any = None
+    data_1: Any = None
+    data_2: Any = None
     query: Any = None
     top_n: int | None = None
     return_documents: bool = True
+
+
+# Under which names vLLM takes the two sides of a score.
+_SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 
 
 class Pairs(msgspec.Struct):
@@ -57,16 +64,16 @@ def read_pairs(body: bytes, *, is_rerank: bool) -> Pairs:
     """What a body asks to compare. Raises BadScoreRequest."""
     try:
         fields = msgspec.json.decode(body, type=_ScoreBody)
-    except msgspec.ValidationError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BadScoreRequest(str(error)) from error
     if is_rerank:
         lefts, rights = _texts(fields.query, "query"), _texts(fields.documents, "documents")
         if len(lefts) != 1:
             raise BadScoreRequest("query must be one text")
-    elif fields.text_1 is not None:
-        lefts, rights = _texts(fields.text_1, "text_1"), _texts(fields.text_2, "text_2")
     else:
-        lefts, rights = _texts(fields.queries, "queries"), _texts(fields.documents, "documents")
+        has_both = [all(getattr(fields, name) is not None for name in names) for names in _SIDES]
+        left_name, right_name = _SIDES[has_both.index(True) if True in has_both else 0]
+        lefts, rights = _texts(getattr(fields, left_name), left_name), _texts(getattr(fields, right_name), right_name)
     if fields.top_n is not None and fields.top_n < 0:
         raise BadScoreRequest("top_n must be 0 (all) or more")
     if len(lefts) not in {1, len(rights)}:
@@ -93,12 +100,10 @@ def embeddings_body(pairs: Pairs) -> bytes:
 
 def cosine(left: Sequence[float], right: Sequence[float]) -> float:
     """The cosine of the angle between two vectors; 0.0 where one is zero."""
-    norms = math.sqrt(sum(x * x for x in left)) * math.sqrt(sum(x * x for x in right))
-    return sum(map(_product, left, right)) / norms if norms else 0.0
-
-
-def _product(x: float, y: float) -> float:
-    return x * y
+    left_norm, right_norm = math.hypot(*left), math.hypot(*right)
+    if not left_norm or not right_norm:
+        return 0.0
+    return sum((x / left_norm) * (y / right_norm) for x, y in zip(left, right, strict=True))
 
 
 def score_answer(pairs: Pairs, embeddings: bytes, *, is_rerank: bool, answer_id: str) -> Answer:
