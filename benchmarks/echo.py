@@ -83,7 +83,6 @@ def _top(stats: Path) -> str:
 
 def time_stages(path: Path) -> dict[str, float]:
     """Each stage alone, over all rows; µs a row. What workers, window and loop cost is what the whole has more."""
-    from overnight.batch import make_router
     from overnight.disk import Disk
     from overnight.duplicates import Duplicates
     from overnight.judge import judge_source, number_lines
@@ -91,6 +90,7 @@ def time_stages(path: Path) -> dict[str, float]:
     from overnight.output import RowFile
     from overnight.parse import parse_request
     from overnight.records import answer_row
+    from overnight.settings import make_router
     from overnight.source import open_source
 
     router = make_router(_make_engine(), RunOptions())
@@ -135,10 +135,10 @@ def _make_key() -> Any:
 
 
 def _make_runner(items: Iterator[Any], **pace: float) -> Any:
-    from overnight.batch import make_pace, make_router
     from overnight.options import RunOptions
     from overnight.output import Sink
     from overnight.runner import Runner
+    from overnight.settings import make_pace, make_router
     from overnight.window import NOWHERE, Window
 
     class Nowhere(Sink):

@@ -226,7 +226,6 @@ def test_whichever_call_fails_a_merge_leaves_the_old_file_or_the_new(
     assert kinds >= {"open", "write", "sync", "sync_folder", "truncate", "remove", "replace"}
 
 
-@pytest.mark.xfail(reason="batch.py and target.py let a few of them through as OSError", raises=OSError, strict=True)
 def test_whichever_call_of_a_merge_fails_the_end_is_one_of_ours(tmp_path: Path) -> None:
     case = Failed(tmp_path)
     for is_lasting in (False, True):

@@ -49,7 +49,7 @@ def test_an_input_that_is_refused_leaves_what_is_there(ground: Ground) -> None:
 def test_an_engine_that_does_not_open_leaves_what_is_there(ground: Ground) -> None:
     leave_unfinished(ground)
     before = ground.look()
-    with pytest.raises(OSError, match="nowhere"):
+    with pytest.raises(EngineLost):
         ground.run(overwrite=True, echo_log="/nowhere/engine.log")
     assert ground.look() == before
 

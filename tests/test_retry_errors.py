@@ -213,7 +213,7 @@ def test_an_engine_that_is_lost_loses_no_answer(ground: Ground) -> None:
 def test_an_engine_that_does_not_open_leaves_everything_as_it_was(ground: Ground) -> None:
     leave_failures(ground)
     before = ground.look()
-    with pytest.raises(OSError, match="nowhere"):
+    with pytest.raises(EngineLost):
         run_again(ground, echo_log="/nowhere/engine.log")
     assert ground.look() == before
 

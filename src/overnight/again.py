@@ -17,7 +17,7 @@ from .disk import Disk
 from .errors import OutputLost
 from .items import Line
 from .journal import Journal
-from .output import RowFile, Sink
+from .output import RowFile, Sink, in_thread
 from .parse import parse_request
 from .progress import Counts
 from .records import (
@@ -139,7 +139,7 @@ class RetryOutput(Sink):
         """Return when all that was written is on the disk. Raises OutputLost."""
         async with self._one_sync:
             try:
-                await asyncio.to_thread(self._sync_all, self._journal.begin_sync())
+                await in_thread(self._sync_all, self._journal.begin_sync())
                 self._journal.end_sync()
             except OSError as error:
                 raise OutputLost(self._path, error) from error
@@ -190,7 +190,7 @@ def merge(path: Path, journal: Journal, places: "array[int]", disk: Disk) -> Non
         disk.replace(beside, path)
         disk.sync_folder(path.parent)
     except ValueError as error:
-        raise OutputLost(path, OSError(0, f"its journal is damaged ({error})")) from error
+        raise OutputLost(path, OSError(0, f"what is to be merged is damaged ({error})")) from error
     except OSError as error:
         raise OutputLost(path, error) from error
 
@@ -211,7 +211,8 @@ def _copy_mode(descriptor: int, path: Path) -> None:
 
 def _write_merged(descriptor: int, path: Path, journal: Journal, places: "array[int]", disk: Disk) -> None:
     offset, pending, size = 0, [], 0
-    for index, (_, row) in enumerate(RowReader(path, disk)):
+    reader, index = RowReader(path, disk), -1
+    for index, (_, row) in enumerate(reader):
         place = places[index] if index < len(places) else NOWHERE
         data = row.data if place == NOWHERE else journal.peek(place)[1].data
         pending.append(data)
@@ -219,4 +220,6 @@ def _write_merged(descriptor: int, path: Path, journal: Journal, places: "array[
         if size >= MERGE_BYTES:
             disk.write(descriptor, b"".join(pending), offset)
             offset, pending, size = offset + size, [], 0
+    if reader.torn:
+        raise ValueError(f"the output has {reader.torn:,} bytes behind row {index + 1:,} that are no whole row")
     disk.write(descriptor, b"".join(pending), offset)

@@ -8,8 +8,8 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, Self, TypeVar
+from collections.abc import Mapping
+from typing import Any, Self
 
 from .again import RetryOutput, check_room, count_rows, find_failed
 from .checks import list_notes, refuse_batch, refuse_options
@@ -17,14 +17,14 @@ from .disk import Disk
 from .duplicates import Duplicates
 from .engines import find_engine
 from .engines.base import Engine
-from .errors import RunStopped, UsageError
+from .errors import EngineLost, OutputLost, OutputRefused, RunStopped, UsageError
 from .expire import expire, plan_stop
 from .files import BatchFiles
 from .head import Head, InputFacts, from_facts, parse_head
 from .items import Items, chosen_items, missing_items, read_lines
 from .judge import Verdict, judge_source
 from .options import RunOptions
-from .output import Output, Sink
+from .output import Output, Sink, in_thread
 from .progress import Clock, Counts, Summary, Watcher
 from .records import RowKey
 from .runner import Runner
@@ -32,9 +32,6 @@ from .settings import check_engine, make_engine, make_pace, make_router, setting
 from .source import Source, open_source
 from .target import Target
 from .window import Window
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class Batch:
@@ -143,6 +140,8 @@ class Batch:
             if self._stopped is None:
                 raise
             raise self._stopped from None
+        except OSError as error:  # an engine's own is EngineLost by now
+            raise OutputLost(self.target.name, error) from error
         finally:
             if timer:
                 timer.cancel()
@@ -174,6 +173,11 @@ class Batch:
         finally:
             if output:
                 output.close()
+        if output and output.window.written != self.verdict.requests:
+            # The journal may not go: it holds what is missing.
+            raise OutputLost(
+                self.target.name, OSError(0, f"{output.window!r}, where {self.verdict.requests} rows should be")
+            )
 
     def _is_complete(self) -> bool:
         """Whether there is nothing to write: no row, no tail to cut, no copy of failed rows, no file to make."""
@@ -212,9 +216,9 @@ class Batch:
 
     async def _merge(self) -> None:
         """Let the journal's answers take their rows' places."""
-        await _in_thread(self.files.merge, self.files.earlier.places)
-        self.counts = await _in_thread(count_rows, self.target.path, self.disk, self.verdict.requests)
-        await _in_thread(self.files.copy_errors)
+        await in_thread(self.files.merge, self.files.earlier.places)
+        self.counts = await in_thread(count_rows, self.target.path, self.disk, self.verdict.requests)
+        await in_thread(self.files.copy_errors)
 
     async def _open_engine(self) -> Engine:
         """The engine, opened by the first phase that needs it."""
@@ -223,7 +227,10 @@ class Batch:
         if not self._is_open:
             began = time.monotonic()
             self.watcher.on_load(self.options.model or self.options.engine)
-            await self._engines.enter_async_context(self.engine)
+            try:
+                await self._engines.enter_async_context(self.engine)
+            except OSError as error:
+                raise EngineLost(self.options.engine, f"it cannot be opened: {error}") from error
             self._is_open = True
             self.summary.load_s = time.monotonic() - began
             self.summary.model = ", ".join(self.engine.models or ()) or None
@@ -311,16 +318,6 @@ class Batch:
         return self._is_expiring
 
 
-async def _in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Do what must not be left half done: a cancellation waits for its end."""
-    task = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
-
-
 def prepare_batch(
     options: RunOptions,
     engine_options: Mapping[str, object] | None = None,
@@ -338,9 +335,17 @@ def prepare_batch(
     if not target.has_rows:
         find_engine(options.engine)  # an output that is complete needs none
     target.clean_cache()
+    try:
+        return _find_batch(options, engine, target, watcher, disk)
+    except OSError as error:
+        raise OutputRefused(f"Cannot use the files of {target.name}: {error}. Nothing was touched") from error
+
+
+def _find_batch(options: RunOptions, engine: Engine, target: Target, watcher: Watcher, disk: Disk) -> Batch:
+    """Lock, open, judge and compare; whatever fails, all is given back. Raises OvernightError, OSError."""
     with contextlib.ExitStack() as undo:
         journal = target.lock()
-        undo.callback(target.unlock, is_finished=False)
+        undo.callback(target.give_up)
         source = open_source(options.input_file, stage=target.staging, max_line_bytes=options.max_line_bytes)
         undo.callback(source.close)
         target.refuse_same(source.stat(), source.name)

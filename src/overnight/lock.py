@@ -9,6 +9,7 @@ import contextlib
 import os
 import struct
 import sys
+import threading
 from pathlib import Path
 
 from .disk import Disk
@@ -22,6 +23,7 @@ else:
 # Files that this process (named too: a fork inherits the set) holds: to itself a record lock is never in the way, and
 # closing a second descriptor ends it.
 _held: set[tuple[int, int, int]] = set()
+_one_at_a_time = threading.Lock()
 # The C structure flock, and where in it the holder's process stands.
 _FLOCK = {"linux": ("hhqqi", 4), "darwin": ("qqihh", 2)}
 
@@ -37,6 +39,11 @@ class Locked(Exception):
 
 def lock_file(path: Path, disk: Disk) -> int:
     """Open a file, made where it is missing, and lock it; its descriptor comes back. Raises Locked, OSError."""
+    with _one_at_a_time:
+        return _lock_file(path, disk)
+
+
+def _lock_file(path: Path, disk: Disk) -> int:
     while True:
         with contextlib.suppress(FileNotFoundError):
             if _identity(path.stat()) in _held:
@@ -59,8 +66,9 @@ def lock_file(path: Path, disk: Disk) -> int:
 
 def unlock_file(descriptor: int, disk: Disk) -> None:
     """Close a locked file, and so unlock it."""
-    _held.discard(_identity(os.fstat(descriptor)))
-    disk.close(descriptor)
+    with _one_at_a_time:
+        _held.discard(_identity(os.fstat(descriptor)))
+        disk.close(descriptor)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int]:

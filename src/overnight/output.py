@@ -18,12 +18,16 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from .disk import Disk
 from .errors import OutputLost
 from .journal import Journal
 from .records import Row
 from .window import IN_HAND, NOWHERE, Window
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # One step of a drain, so that a long one never stalls the loop.
 SLICE_BYTES = 1 << 20
@@ -64,6 +68,16 @@ async def drain_all(sink: Sink) -> None:
     """Put everything away that can be."""
     while not sink.is_untouched and await sink.drain():  # noqa: ASYNC110 - the loop turns once between two slices
         await asyncio.sleep(0)
+
+
+async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Do what must not be left half done: a cancellation waits for its end."""
+    task = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 class RowFile:
@@ -113,7 +127,9 @@ class RowStream(RowFile):
 
     def open(self, size: int) -> None:  # noqa: ARG002 - a pipe has none
         """Open for writing."""
-        self.descriptor = os.dup(1) if str(self.path) == "-" else os.open(self.path, os.O_WRONLY)
+        name = str(self.path)
+        number = "1" if name in {"-", "/dev/stdout"} else name.removeprefix("/dev/fd/")
+        self.descriptor = os.dup(int(number)) if number.isdecimal() else os.open(self.path, os.O_WRONLY)
 
     def append(self, data: bytes) -> None:
         """Write whole rows."""

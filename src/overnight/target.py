@@ -98,6 +98,11 @@ class Target:
             unlock_file(self._descriptor, self._disk)
             self._descriptor = None
 
+    def give_up(self) -> None:
+        """Give the lock back after a refusal, which no failure here may hide."""
+        with contextlib.suppress(OSError):
+            self.unlock(is_finished=False)
+
     def clean_cache(self) -> None:
         """Remove what runs without an output file left in the cache folder when they were killed."""
         try:

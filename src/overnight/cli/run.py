@@ -136,14 +136,14 @@ def _run(options: RunOptions, engine_options: dict[str, Any], words: Sequence[st
 
 def _how_to_go_on(batch: "Batch", words: Sequence[str]) -> str:
     """What is there, and the command that does the rest."""
-    written = f"{batch.counts.written:,} of {batch.verdict.requests:,} rows are written"
+    written = batch.describe_end()
     if batch.target.is_stream:
         return f"{written}. What went into a pipe cannot be continued"
     kept = [word for word in words if word != "--overwrite"]  # what is there is gone on with, not replaced
-    staged = ["-i", str(batch.source.staged)] if batch.source.staged else []
-    if staged and not batch.counts.written:
-        return f"{written}. The same command, with the same input, begins anew"
-    return f"{written}, whole and in order. This goes on from there:\n  overnight run {shlex.join([*kept, *staged])}"
+    staged = ["-i", str(batch.source.staged)] if batch.source.staged and batch.keeps_input else []
+    if batch.source.staged and not staged:
+        return f"{written}. The same command, with the same input, goes on from there"
+    return f"{written}. This goes on from there:\n  overnight run {shlex.join([*kept, *staged])}"
 
 
 def _check_summary(options: RunOptions) -> None:
