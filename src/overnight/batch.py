@@ -233,7 +233,7 @@ class Batch:
                 raise EngineLost(self.options.engine, f"it cannot be opened: {error}") from error
             self._is_open = True
             self.summary.load_s = time.monotonic() - began
-            self.summary.model = ", ".join(self.engine.models or ()) or None
+            self.summary.model = next(iter(self.engine.models or ()), None)
         return self.engine
 
     async def _run(self, items: Items, sink: Sink) -> None:
