@@ -135,7 +135,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT 
 OTHER_PROGRAMS = {
     "brew", "cat", "curl", "docker", "git", "gunzip", "hf", "jq", "kill", "llama-server", "nohup", "parallel", "pip",
     "pipx", "pytest", "python", "python3", "ruff", "srun", "sbatch", "split", "systemctl", "tmux", "uv", "uvx", "vllm",
-    "zcat", "zstd",
+    "scripts/crash-test", "zcat", "zstd",
 }  # fmt: skip
 # Flags of other programs that stand alone in inline code, and the sentence says whose they are.
 OTHER_FLAGS = {"--enable-metrics": "vLLM's; docs/from-vllm.md says that it is not there yet"}
