@@ -372,7 +372,7 @@ def test_a_stage_that_cannot_be_made_is_an_input_error(tmp_path):
     os.mkfifo(fifo)
     (tmp_path / "file").write_bytes(b"")
     thread = feed(fifo, b"")
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match="--output-tmp-dir"):
         open_source(str(fifo), stage=tmp_path / "file" / "staged", max_line_bytes=LIMIT)
     thread.join()
 

@@ -25,7 +25,7 @@ from .items import Items, chosen_items, missing_items, read_lines
 from .judge import Verdict, judge_source
 from .options import RunOptions
 from .output import Output, Sink, in_thread
-from .progress import Clock, Counts, Summary, Watcher
+from .progress import Clock, Counts, Summary, Watcher, plural
 from .records import RowKey
 from .runner import Runner
 from .settings import check_engine, make_engine, make_pace, make_router, settings_of
@@ -82,7 +82,7 @@ class Batch:
     def describe(self) -> str:
         """What was found and what will run, in a line or two."""
         endpoints = ", ".join(f"{count:,} x {url}" for url, count in self.verdict.endpoints.most_common(4))
-        found = f"{self.source.name}: {self.verdict.requests:,} requests ({endpoints or 'none'}); "
+        found = f"{self.source.name}: {plural(self.verdict.requests, 'request')} ({endpoints or 'none'}); "
         found += f"engine {self.options.engine}"
         there = self._describe_earlier()
         return f"{found}\n{there}" if there else found

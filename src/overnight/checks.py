@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from .endpoints import ENDPOINTS
 from .engines.base import Engine
 from .errors import BatchInvalid, UsageError
-from .judge import Verdict, report_problems
+from .judge import OTHERS, Verdict, report_problems, shorten
 from .options import RunOptions
 
 
@@ -33,7 +33,9 @@ def refuse_batch(verdict: Verdict, options: RunOptions, engine: Engine) -> None:
     served = engine.models
     if served is None or options.ignore_request_model or not verdict.models:
         return
-    if None not in verdict.models and not any(name in verdict.models for name in served):
+    # Names are kept shortened, and beyond a thousand not at all.
+    may_be_asked = {None, OTHERS, *map(shorten, served)}
+    if not may_be_asked & verdict.models.keys():
         asked = ", ".join(repr(name) for name, _ in verdict.models.most_common(3))
         raise UsageError(
             f"No line of {options.input_file} asks for the model that is served: the lines ask for {asked}, served "
@@ -45,20 +47,31 @@ def refuse_batch(verdict: Verdict, options: RunOptions, engine: Engine) -> None:
 def list_notes(verdict: Verdict, options: RunOptions, engine: Engine) -> Iterator[str]:
     """What is odd but runs."""
     if verdict.duplicates:
-        repeat = f"{verdict.duplicates:,} lines repeat an earlier custom_id"
-        yield f"{repeat}; all run, and their rows follow the input's order"
+        repeat = _lines(verdict.duplicates, "repeats", "repeat")
+        yield f"{repeat} an earlier custom_id; all run, and their rows follow the input's order"
     if verdict.unknown_keys:
-        keys = ", ".join(sorted(verdict.unknown_keys)[:5])
+        keys = ", ".join(map(repr, sorted(verdict.unknown_keys)[:5]))
         yield f"Unknown top-level keys are ignored: {keys}"
     if verdict.problem_count:
-        yield f"{verdict.problem_count:,} lines are no requests; each gets an error row in its place"
+        bad = _lines(verdict.problem_count, "is no request", "are no requests")
+        yield f"{bad}; each gets an error row in its place"
     if engine.any_path:
         return
     for url, count in verdict.endpoints.items():
+        ask = _lines(count, "asks", "ask")
         if url not in ENDPOINTS:
-            yield f"{count:,} lines ask for {url}, which is no endpoint: each gets a 404 row"
+            yield f"{ask} for {url!r}, which is no endpoint: each gets a 404 row"
         elif url not in engine.endpoints:
-            yield f"{count:,} lines ask for {url}, which {options.engine} does not serve: each gets a 400 row"
-    unserved = sum(count for name, count in verdict.models.items() if name and name not in (engine.models or (name,)))
-    if unserved and not options.ignore_request_model:
-        yield f"{unserved:,} lines ask for a model that is not served: each gets a 404 row"
+            yield f"{ask} for {url}, which {options.engine} does not serve: each gets a 400 row"
+    served = engine.models
+    if served is None or options.ignore_request_model:
+        return
+    known = {None, OTHERS, *map(shorten, served)}
+    unserved = sum(count for name, count in verdict.models.items() if name not in known)
+    if unserved:
+        yield f"{_lines(unserved, 'asks', 'ask')} for a model that is not served: each gets a 404 row"
+
+
+def _lines(count: int, does: str, do: str) -> str:
+    """A count of lines and what they do, in the right number."""
+    return f"{count:,} line {does}" if count == 1 else f"{count:,} lines {do}"

@@ -157,15 +157,16 @@ def _count(verdict: Verdict, head: Head | None, url: str, lines: int) -> None:
     _add(verdict.models, head.model, lines)
     verdict.streamed += head.is_streamed * lines
     if head.unknown_keys and len(verdict.unknown_keys) < MAX_KEPT_NAMES:
-        verdict.unknown_keys.update(map(_shorten, head.unknown_keys[:MAX_KEPT_NAMES]))
+        verdict.unknown_keys.update(map(shorten, head.unknown_keys[:MAX_KEPT_NAMES]))
 
 
 def _add(total: Counter[Any], name: str | None, count: int) -> None:
-    short = name if name is None else _shorten(name)
+    short = name if name is None else shorten(name)
     total[short if short in total or len(total) < MAX_KEPT_NAMES else OTHERS] += count
 
 
-def _shorten(name: str) -> str:
+def shorten(name: str) -> str:
+    """A name as the counts keep it."""
     return name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}…"
 
 

@@ -6,7 +6,6 @@ ends in the same places at every reading: the first pass keeps a digest of each,
 it gives out a line.
 """
 
-import contextlib
 import gzip
 import hashlib
 import io
@@ -151,7 +150,7 @@ def open_source(path: str, *, stage: Path, max_line_bytes: int) -> Source:
         if stat.S_ISREG(os.fstat(raw.fileno()).st_mode) and not is_descriptor(path):
             return Source(path, raw, max_line_bytes)
         with raw:
-            staged = _stage(raw, stage)
+            staged = _stage(raw, stage, path)
         return Source("standard input" if path == "-" else path, staged, max_line_bytes, stage)
     except IsADirectoryError as error:
         raise InputError(path, "it is a folder") from error
@@ -167,12 +166,15 @@ def is_descriptor(path: str) -> bool:
     return path.startswith(folders) or os.path.realpath(path).startswith(folders)
 
 
-def _stage(raw: BinaryIO, stage: Path) -> BinaryIO:
+def _stage(raw: BinaryIO, stage: Path, path: str) -> BinaryIO:
     """Copy what can be read once into a file of the user's alone; what an earlier run left there is replaced."""
-    stage.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):
-        stage.unlink()
     copy: io.FileIO | None = None
+    try:
+        stage.parent.mkdir(parents=True, exist_ok=True)
+        stage.unlink(missing_ok=True)
+    except OSError as error:
+        reason = f"{error.strerror or error}: name another folder with --output-tmp-dir"
+        raise InputError(path, f"it can be read only once, and {stage} cannot be written ({reason})") from error
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         copy = io.FileIO(os.open(stage, flags, 0o600), "r+b")
