@@ -21,9 +21,10 @@ START_BAR_S = 5
 def measure(options: argparse.Namespace, folder: Path) -> Report:
     """Peak memory of a whole run, and seconds from a continued run's start to its first request."""
     rows = options.rows
-    path = make_file(folder / f"ahead-{rows}.jsonl", partial(_lines, rows))
+    path = make_file(folder / f"ahead-{rows}.jsonl", partial(_lines, rows, rows))
+    held = make_file(folder / f"held-{rows}.jsonl", partial(_lines, rows, rows + 1))  # the first is never answered
     (peaks,) = interleave({f"{rows:,} rows wait": partial(_peak, path, folder)}, options.rounds).values()
-    (starts,) = interleave({"continued": partial(_continue, path, folder, rows)}, options.rounds).values()
+    (starts,) = interleave({"continued": partial(_continue, held, folder, rows)}, options.rounds).values()
     at_most = BARS_MIB.get(rows)
     figures = [
         Figure(f"{rows:,} rows wait for the first: peak memory", peaks, "MiB", at_most=at_most),
@@ -32,8 +33,8 @@ def measure(options: argparse.Namespace, folder: Path) -> Report:
     return Report("ahead", figures)
 
 
-def _lines(rows: int) -> Iterator[str]:
-    yield _line(0, {"after": rows})
+def _lines(rows: int, after: int) -> Iterator[str]:
+    yield _line(0, {"after": after})
     for n in range(1, rows + 1):
         yield _line(n, None)
 
@@ -64,8 +65,10 @@ def _continue(path: Path, folder: Path, rows: int) -> float:
     least = rows * len("request-0\n")
     while not log.exists() or log.stat().st_size < least or not _is_quiet(log):
         if child.poll() is not None:
-            raise RuntimeError(f"the run ended early, with {child.returncode}")
+            break
         time.sleep(0.2)
+    if child.poll() is not None:
+        raise RuntimeError(f"the run ended early, with {child.returncode}")
     child.kill()
     child.wait()
     log.unlink()
