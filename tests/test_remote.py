@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from overnight.remote import Access, FetchFailed, HashMismatch, download, fetch, fetch_document, join, public_url
+from overnight.remote import Access, FetchFailed, HashMismatch, download, fetch, join, public_url
 
 QUICK = Access(stall_s=0.5, pause_s=0.01)
 Script = Callable[[http.server.BaseHTTPRequestHandler], None]
@@ -80,7 +80,7 @@ def other() -> Iterator[Server]:
 
 def test_a_small_document_is_fetched_with_the_headers_asked_for(server):
     server.scripts["/a"] = [answer(b"hello")]
-    assert fetch(f"{server.url}/a", headers={"X-Key": "k"}, accept="text/plain", access=QUICK) == b"hello"
+    assert fetch(f"{server.url}/a", headers={"X-Key": "k"}, accept="text/plain", access=QUICK).body == b"hello"
     headers = server.asked[0][1]
     assert (headers["accept"], headers["x-key"]) == ("text/plain", "k")
     assert headers.get("accept-encoding", "identity") == "identity"
@@ -88,7 +88,7 @@ def test_a_small_document_is_fetched_with_the_headers_asked_for(server):
 
 def test_two_server_errors_and_then_an_answer_is_an_answer(server):
     server.scripts["/a"] = [answer(b"", 500), answer(b"", 429), answer(b"fine")]
-    assert fetch(f"{server.url}/a", access=QUICK) == b"fine"
+    assert fetch(f"{server.url}/a", access=QUICK).body == b"fine"
     assert len(server.asked) == 3
 
 
@@ -115,7 +115,7 @@ def test_a_document_above_the_limit_is_refused(server):
     server.scripts["/a"] = [answer(b"x" * 101)]
     with pytest.raises(FetchFailed, match="larger than 100 bytes"):
         fetch(f"{server.url}/a", limit=100, access=QUICK)
-    assert len(fetch(f"{server.url}/a", limit=101, access=QUICK)) == 101
+    assert len(fetch(f"{server.url}/a", limit=101, access=QUICK).body) == 101
 
 
 def test_a_compressed_answer_that_nobody_asked_for_is_refused(server):
@@ -127,7 +127,7 @@ def test_a_compressed_answer_that_nobody_asked_for_is_refused(server):
 def test_a_server_that_falls_silent_is_given_up_and_tried_again(server):
     server.scripts["/a"] = [stall, answer(b"fine")]
     started = time.monotonic()
-    assert fetch(f"{server.url}/a", access=QUICK) == b"fine"
+    assert fetch(f"{server.url}/a", access=QUICK).body == b"fine"
     assert 0.4 < time.monotonic() - started < 1.1
 
 
@@ -171,7 +171,7 @@ def test_secrets_follow_a_redirect_within_the_origin_and_not_to_another(server, 
     server.scripts["/a"] = [answer(b"", 301, Location="/b")]
     server.scripts["/b"] = [answer(b"", 302, Location=f"{other.url}/c")]
     other.scripts["/c"] = [answer(b"there")]
-    found = fetch_document(f"http://me:secret@{server.host}/a", headers={"X-Key": "k"}, accept="x/y", access=QUICK)
+    found = fetch(f"http://me:secret@{server.host}/a", headers={"X-Key": "k"}, accept="x/y", access=QUICK)
     assert (found.body, found.url) == (b"there", f"{other.url}/c")
     assert [headers.get("authorization") is None for _, headers in server.asked] == [False, False]
     assert [headers.get("x-key") for _, headers in server.asked] == ["k", "k"]
@@ -183,7 +183,7 @@ def test_secrets_follow_a_redirect_within_the_origin_and_not_to_another(server, 
 def test_a_document_keeps_its_credentials_for_its_own_links(server):
     server.scripts["/a"] = [answer(b"", 301, Location="/b/")]
     server.scripts["/b/"] = [answer(b"")]
-    found = fetch_document(f"http://me:secret@{server.host}/a", access=QUICK)
+    found = fetch(f"http://me:secret@{server.host}/a", access=QUICK)
     assert join(found.url, "../c") == f"http://me:secret@{server.host}/c"
     assert join(found.url, f"http://{server.host}/d") == f"http://me:secret@{server.host}/d"
     assert join(found.url, "https://elsewhere/d") == "https://elsewhere/d"
@@ -321,7 +321,7 @@ def secure(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
 def test_a_certificate_of_the_given_bundle_is_trusted(secure):
     server, bundle = secure
     server.scripts["/a"] = [answer(b"sealed")]
-    assert fetch(f"{server.url}/a", access=Access(ca_bundle=bundle)) == b"sealed"
+    assert fetch(f"{server.url}/a", access=Access(ca_bundle=bundle)).body == b"sealed"
 
 
 def test_a_certificate_of_nobody_is_refused_at_once(secure):

@@ -250,7 +250,7 @@ def _fetch_wheel(spec: str, folder: Path, environ: Mapping[str, str], progress: 
 
 def _project_files(url: str, access: remote.Access) -> list[_File]:
     """List a project's files with absolute URLs, from either form of the simple API."""
-    page = remote.fetch_document(url, accept=f"{SIMPLE_JSON}, text/html;q=0.2", access=access)
+    page = remote.fetch(url, accept=f"{SIMPLE_JSON}, text/html;q=0.2", access=access)
     try:
         if page.body.lstrip()[:1] == b"{":
             files = msgspec.json.decode(page.body, type=_Project).files

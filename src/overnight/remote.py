@@ -78,23 +78,11 @@ def fetch(
     accept: str = "*/*",
     limit: int = SMALL,
     access: Access = DEFAULT_ACCESS,
-) -> bytes:
-    """Return a small document's bytes; raises FetchFailed, also when it has more than `limit` bytes.
+) -> Document:
+    """Return a small document; raises FetchFailed, also when it has more than `limit` bytes.
 
     The headers go to the URL's own origin only, as its credentials do (sent as Basic authorization).
     """
-    return fetch_document(url, headers=headers, accept=accept, limit=limit, access=access).body
-
-
-def fetch_document(
-    url: str,
-    *,
-    headers: Mapping[str, str] = NO_HEADERS,
-    accept: str = "*/*",
-    limit: int = SMALL,
-    access: Access = DEFAULT_ACCESS,
-) -> Document:
-    """As `fetch`, and say where it came from, which its relative links are relative to."""
 
     def once() -> Document:
         with _open(url, accept, headers, access) as response:

@@ -27,7 +27,6 @@ class _ScoreBody(msgspec.Struct):
     data_2: Any = None
     query: Any = None
     top_n: int | None = None
-    return_documents: bool = True
 
 
 # Under which names vLLM takes the two sides of a score.
